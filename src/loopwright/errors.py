@@ -1,0 +1,48 @@
+"""The errors a user can meet, each one line: what is wrong, the value, the choices, the remedy.
+
+    raise RequestError("unknown output", value="gif", choices=("video", "latents"))
+
+A `LoopwrightError` means the *input* (a request, a card, a file) cannot be served; the command line prints it without
+a traceback and exits with status 2. A bug in Loopwright itself stays an ordinary exception.
+"""
+
+from collections.abc import Iterable
+
+
+class LoopwrightError(ValueError):
+    """One line for the user. `value` is what was given, `choices` what would do, `remedy` how to go on."""
+
+    def __init__(
+        self, message: str, *, value: object = None, choices: Iterable[object] = (), remedy: str = ""
+    ) -> None:
+        parts = [message if value is None else f"{message}: {value!r}"]
+        listed = ", ".join(str(choice) for choice in choices)
+        if listed:
+            parts.append(f"choices: {listed}")
+        if remedy:
+            parts.append(remedy)
+        super().__init__(" ".join("; ".join(parts).split()))
+
+
+class RequestError(LoopwrightError):
+    """A request names something its card does not offer, or a value outside what the card can make."""
+
+
+class CardError(LoopwrightError):
+    """A card contradicts itself or what its weights assume. Raised before any weight is read."""
+
+
+class WeightsError(LoopwrightError):
+    """A checkpoint is missing, incomplete or damaged."""
+
+
+class MediaError(LoopwrightError):
+    """An image or video file cannot be read or written."""
+
+
+class ModelError(LoopwrightError):
+    """The model itself produced something unusable, such as NaN; names the step."""
+
+
+class StateError(LoopwrightError):
+    """A saved request cannot be continued: another card, another version, a damaged file."""

@@ -1,0 +1,141 @@
+"""The contract between a loop and whoever drives it: a step is data, a loop is a stateless state machine.
+
+The engine asks `next` for a `Step`, runs its op somewhere (here, merged with others, as a graph, in another process,
+under autograd) and hands the `Result` to `advance`. `next` is pure: asked twice, it gives the same step.
+
+Deliberately absent: tensors' library (a `Tensor` is whatever has a shape and a dtype), schedulers, devices.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from .card import Card
+from .request import Request
+
+
+class Tensor(Protocol):
+    """What the contract needs to know of a tensor."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...  # noqa: D102
+
+    @property
+    def dtype(self) -> Hashable: ...  # noqa: D102
+
+
+Tensors = Mapping[str, Tensor]
+Op = Callable[..., Mapping[str, Tensor]]
+Key = Hashable
+S = TypeVar("S")
+
+
+class Unit(Enum):
+    """What kind of work a step is, for progress, prices and metrics."""
+
+    ENCODE = "encode"
+    DENOISE = "denoise"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a step is bound to besides its components: where it runs and in which precision."""
+
+    device: str
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A slot of the request's own storage: constant conditioning that stays where it is and is never concatenated."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One unit of work as data: `op(parts, **tensors, **handles, **static)` returns tensors.
+
+    Attributes:
+        op: an importable pure function.
+        uses: components it calls; their versions enter the key.
+        tensors: rows on dim 0.
+        handles: storage lent to the op, as a tuple with one tensor a request of the call.
+        static: hashable arguments; part of the key.
+        reads: results the host must see; `advance` gets them as Python lists, a value a row.
+    """
+
+    op: Op
+    uses: tuple[str, ...]
+    binding: Binding
+    tensors: Tensors
+    handles: Mapping[str, Ref] = field(default_factory=dict)
+    static: Mapping[str, Hashable] = field(default_factory=dict)
+    unit: Unit = Unit.ENCODE
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to run until `feed` has given `port` an item or closed it."""
+
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an op returned. `host` holds the step's `reads` as Python lists."""
+
+    tensors: Tensors
+    host: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """What a loop may see while it initialises: its model's card, its binding, host-side parts such as a tokenizer."""
+
+    card: Card
+    binding: Binding
+
+    def part(self, name: str) -> object: ...  # noqa: D102
+
+
+class Loop(Protocol[S]):
+    """A stateless state machine; `S` is its typed, serialisable state (a dataclass, `state_type`)."""
+
+    semantics: str
+    state_type: type[S]
+
+    def init(self, request: Request, inputs: Tensors, env: Env) -> S:
+        """The first state. Draws the request's noise; host preprocessing happens here."""
+
+    def next(self, state: S) -> Step | Wait | None:
+        """The next step, or `Wait`, or None when done. Pure."""
+
+    def advance(self, state: S, result: Result) -> tuple[S, Tensors]:
+        """The state after `result`, and what is emitted now. Launches no kernels but owned copies."""
+
+    def feed(self, state: S, port: str, item: Tensors | None) -> S:
+        """Another loop's output arrives at `port`; None closes it."""
+
+    def outlook(self, state: S) -> Sequence[tuple[Unit, int]]:
+        """The work left, an upper bound: how many steps of which unit."""
+
+    def finish(self, state: S) -> Tensors:
+        """The slots this loop writes. Selects; launches nothing."""
+
+
+def key_of(step: Step, versions: Mapping[str, int], storage: Tensors) -> Key:
+    """Steps with equal keys may share one call, one captured graph, one compiled form.
+
+    `versions` are the model's component versions, `storage` what the step's handles point to.
+    """
+    return (
+        step.op,
+        tuple([(name, versions[name]) for name in step.uses]),
+        step.binding,
+        tuple([(name, tuple(t.shape[1:]), t.dtype) for name, t in step.tensors.items()]),
+        tuple([(name, tuple(storage[ref.slot].shape), storage[ref.slot].dtype) for name, ref in step.handles.items()]),
+        tuple(step.static.items()),
+    )
