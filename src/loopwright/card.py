@@ -25,7 +25,7 @@ class Component:
 
     Attributes:
         kind: the class, as "library.Class", loaded by name from that library.
-        dtype: compute precision, such as "float32"; "" for what has no weights.
+        dtype: compute precision, such as "float32"; "auto" is the device's preference; "" for what has no weights.
         parameters: how many, for listings and admission; 0 for what has no weights.
     """
 
@@ -39,7 +39,11 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One loop of a program: `loop` names an entry of `Card.loops`; slots are tensors passed between stages."""
+    """One loop of a program: `loop` names an entry of `Card.loops`; slots are tensors passed between stages.
+
+    A stage with one slot to write names it as it likes; one with several uses the loop's own names, and the loop may
+    leave some out (no negative embeddings without guidance).
+    """
 
     name: str
     loop: str

@@ -126,14 +126,14 @@ class Loop(Protocol[S]):
         """The slots this loop writes. Selects; launches nothing."""
 
 
-def key_of(step: Step, versions: Mapping[str, int], storage: Tensors) -> Key:
+def key_of(step: Step, version: Callable[[str], int], storage: Tensors) -> Key:
     """Steps with equal keys may share one call, one captured graph, one compiled form.
 
-    `versions` are the model's component versions, `storage` what the step's handles point to.
+    `version` gives a component's version, `storage` is what the step's handles point to.
     """
     return (
         step.op,
-        tuple([(name, versions[name]) for name in step.uses]),
+        tuple([(name, version(name)) for name in step.uses]),
         step.binding,
         tuple([(name, tuple(t.shape[1:]), t.dtype) for name, t in step.tensors.items()]),
         tuple([(name, tuple(storage[ref.slot].shape), storage[ref.slot].dtype) for name, ref in step.handles.items()]),

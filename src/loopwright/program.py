@@ -42,7 +42,7 @@ def validate(card: Card, loops: Loops) -> None:
                 remedy="pick one of these, or weights made for that loop",
             )  # fmt: skip
     for name, component in card.components.items():
-        if component.dtype and component.dtype not in card.recipe.precision:
+        if component.dtype not in ("", "auto", *card.recipe.precision):
             raise CardError(
                 f"card {card.name}: component {name!r} has a precision its weights do not assume",
                 value=component.dtype, choices=card.recipe.precision, remedy="set the component's dtype to one of these",
@@ -149,8 +149,11 @@ def resolve(
     values.setdefault("seed", secrets.randbelow(2**32))
     if "prompt" not in values:
         raise RequestError("no prompt", remedy="give prompt=")
-    if video is not None and "num_frames" not in given:
-        values["num_frames"] = video.shape[0]
+    if video is not None and given.get("num_frames") is None:
+        stride = _whole(card.settings["frame_stride"])
+        values["num_frames"] = (video.shape[0] - 1) // stride * stride + 1
+    if values["guidance_scale_2"] is None and card.settings["boundary"] is not None:
+        values["guidance_scale_2"] = values["guidance_scale"]
     request = Request(model=card.name, task=task, **values, **media)  # type: ignore[arg-type]
     check(card, request)
     return request
@@ -181,8 +184,9 @@ def check(card: Card, request: Request) -> None:
         value = getattr(request, name)
         if name == "guidance_scale" or value is not None:
             _number(name, value, 0.0, math.inf)
-        if value is not None and name != "guidance_scale" and card.defaults[request.task][name] is None:
-            raise RequestError(f"{card.name} has no {name}", value=value, remedy="leave it out")
+    if request.guidance_scale_2 is not None and settings["boundary"] is None:
+        raise RequestError(f"{card.name} has one expert and no guidance_scale_2", value=request.guidance_scale_2,
+                           remedy="leave it out")  # fmt: skip
     if _number("strength", request.strength, 0.0, 1.0) == 0 or int(steps * request.strength) == 0:
         raise RequestError(f"strength {request.strength} of {steps} steps leaves none to run",
                            remedy=f"at least {1 / steps:.3g}")  # fmt: skip

@@ -1,0 +1,255 @@
+"""The Python API: load a model, generate, stream.
+
+    model = loopwright.load("loopwright/tiny-wan")
+    result = model.generate("a fox moving left on a blue background", seed=7)
+    result.save("fox.mp4")
+
+One seed gives the noise that diffusers draws with a CPU generator of that seed. Several threads may generate at once.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from . import __version__, catalog, media
+from .backends.device import pick, preferred_dtype
+from .card import Card, derive
+from .engine.events import Done, Event, Failed
+from .engine.instance import Instance, Store
+from .engine.job import Job, Listener
+from .engine.runner import Serial
+from .errors import MediaError, RequestError
+from .files import replacing
+from .loops.denoise import SOLVERS
+from .program import resolve
+from .request import Frames, Request
+from .weights.load import DTYPES
+
+Pixels = NDArray[np.uint8]
+Media = Pixels | str | Path | Frames
+Parameter = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was generated, and all that is needed to repeat it.
+
+    `latents` float32 [1, C, T, H, W] on the model's device; `video` uint8 [T, H, W, 3], None if only latents were
+    asked for; `request` is fully resolved; `record` is what saved files carry.
+    """
+
+    request: Request
+    latents: torch.Tensor
+    video: Pixels | None
+    seconds: float
+    record: Mapping[str, object]
+
+    @property
+    def image(self) -> Pixels:
+        """The first frame, uint8 [H, W, 3]."""
+        return self._pixels()[0]
+
+    def save(self, path: str | Path) -> Path:
+        """Write .mp4, .gif or an image with the record embedded, or .safetensors with the latents."""
+        path = Path(path)
+        if path.suffix == ".safetensors":
+            with replacing(path) as temporary:
+                save_file({"latents": self.latents.cpu()}, temporary, metadata={"loopwright": json.dumps(self.record)})
+        else:
+            media.write(path, self._pixels(), fps=self.request.fps, metadata=self.record)
+        return path
+
+    def _pixels(self) -> Pixels:
+        if self.video is None:
+            raise RequestError("only latents were asked for", value=self.request.output, choices=("video",),
+                               remedy='generate with output="video"')  # fmt: skip
+        return self.video
+
+
+class Model:
+    """A loaded model. Its components are read when first used."""
+
+    def __init__(self, source: str, revision: str | None, instance: Instance) -> None:
+        self.source, self.revision, self.instance = source, revision, instance
+
+    @property
+    def card(self) -> Card:
+        """The card as it runs: precision and sampler resolved."""
+        return self.instance.card
+
+    def request(
+        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
+        **parameters: Parameter,
+    ) -> Request:  # fmt: skip
+        """The complete request for these parameters, checked. Raises RequestError or MediaError."""
+        return resolve(self.card, task=task, image=_frames(image, still=True), video=_frames(video, still=False),
+                       prompt=prompt, **parameters)  # fmt: skip
+
+    def generate(
+        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
+        listener: Listener | None = None, **parameters: Parameter,
+    ) -> Result:  # fmt: skip
+        """Generate from a prompt, and an image or a video where the model takes one.
+
+        `parameters` are the fields of `Request` (negative_prompt, height, width, num_frames, num_inference_steps,
+        guidance_scale, seed, output ...); what is left out is the card's default. `listener` gets events as they come.
+        """
+        request = self.request(prompt, task=task, image=image, video=video, **parameters)
+        return self.run(request, listener=listener)
+
+    def run(self, request: Request, *, listener: Listener | None = None) -> Result:
+        """Generate from a complete request. Raises what ended the job."""
+        job = Job(self.instance, request, listener=listener)
+        runner = Serial()
+        runner.submit(job)
+        runner.run()
+        return self.result(job)
+
+    async def stream(
+        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
+        **parameters: Parameter,
+    ) -> AsyncIterator[Event | Result]:  # fmt: skip
+        """Events as they happen, then the `Result`. Leaving the iteration cancels the job at the next step."""
+        request = self.request(prompt, task=task, image=image, video=video, **parameters)
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        job = Job(self.instance, request, listener=lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+        runner = Serial()
+        runner.submit(job)
+        work = loop.run_in_executor(None, runner.run)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Failed):
+                    raise event.error
+                yield event
+                if isinstance(event, Done):
+                    yield self.result(job)
+                    return
+        finally:
+            job.cancel()
+            await work
+
+    def result(self, job: Job) -> Result:
+        """The result of a finished job. Raises the error of a failed one, RequestError for one that has not finished."""
+        if job.error is not None:
+            raise job.error
+        if job.output is None:
+            raise RequestError("the job has no result", value=job.status)
+        frames = job.output.get("frames")
+        return Result(
+            request=job.request,
+            latents=job.output["latents"],  # type: ignore[arg-type]
+            video=None if frames is None else frames[0].cpu().numpy(),  # type: ignore[index]
+            seconds=job.seconds,
+            record=self.record(job.request),
+        )
+
+    def record(self, request: Request) -> dict[str, object]:
+        """Everything that repeats a result, as JSON values: the model as it ran, and the request."""
+        return {
+            "loopwright": __version__,
+            "model": self.source,
+            "revision": self.revision,
+            "card": self.card.digest,
+            "device": self.instance.binding.device,
+            "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
+            "sampler": sampler_of(self.card),
+            "request": request.record(),
+        }
+
+
+def load(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str | Mapping[str, str] | None = None,
+    sampler: str | None = None,
+    store: Store | None = None,
+) -> Model:
+    """A model from a shipped id, a Diffusers folder or a hub name.
+
+    Args:
+        revision: branch, tag or commit of a hub name.
+        device: "auto" takes the fastest of this machine.
+        dtype: precision of the generator, or of components by name; by default the card's ("auto" on a card without
+            a preference: bfloat16 on CUDA, float32 elsewhere; encoders and autoencoder float32).
+        sampler: "euler" or "unipc" instead of the card's, if its weights allow it.
+        store: share components with other models.
+
+    Raises WeightsError, CardError or RequestError before any weight is read.
+    """
+    card = catalog.find(str(source), revision=revision)
+    device = pick(device)
+    card = _with_sampler(_with_precision(card, dtype, device), sampler)
+    instance = Instance(card, catalog.loops(card), store or Store(), device=device, locate=catalog.locate)
+    return Model(str(source), revision, instance)
+
+
+def read_record(path: str | Path) -> dict[str, object]:
+    """The record a saved result carries. Raises MediaError if the file has none."""
+    if Path(path).suffix != ".safetensors":
+        return dict(media.read_metadata(path))
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})["loopwright"]))
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise MediaError(f"{path} carries no record of a generation ({error})") from error
+
+
+def sampler_of(card: Card) -> str:
+    """The name of the card's solver."""
+    return next(name for name, solver in SOLVERS.items() if solver.semantics == card.loops["denoise"])
+
+
+def _with_sampler(card: Card, sampler: str | None) -> Card:
+    if sampler is None:
+        return card
+    if sampler not in SOLVERS:
+        raise RequestError("unknown sampler", value=sampler, choices=SOLVERS)
+    return derive(card, loops={"denoise": SOLVERS[sampler].semantics})
+
+
+def _with_precision(card: Card, dtype: str | Mapping[str, str] | None, device: str) -> Card:
+    experts = card.settings["experts"]
+    assert isinstance(experts, tuple)
+    asked = {str(name): dtype for name in experts} if isinstance(dtype, str) else dict(dtype or {})
+    for name, value in asked.items():
+        if value not in DTYPES:
+            raise RequestError("unknown dtype", value=value, choices=DTYPES)
+        if name not in card.components:
+            raise RequestError(f"{card.name} has no such component", value=name, choices=card.components)
+    chosen = {
+        name: replace(component, dtype=asked.get(name, component.dtype))
+        for name, component in card.components.items()
+        if component.dtype
+    }
+    auto = preferred_dtype(device)
+    return derive(
+        card, components={n: replace(c, dtype=auto) if c.dtype == "auto" else c for n, c in chosen.items()}
+    )  # fmt: skip
+
+
+def _frames(given: Media | None, *, still: bool) -> Frames | None:
+    """Pixels or a file as `Frames`; only an image's first frame is meant where `still`."""
+    if given is None or isinstance(given, Frames):
+        return given
+    source = ""
+    if isinstance(given, (str, Path)):
+        source = str(given)
+        given = media.read_image(given) if still else media.read_video(given)[0]
+    pixels = np.asarray(given)
+    expected = "[H, W, 3]" if still else "[T, H, W, 3]"
+    if pixels.dtype != np.uint8 or pixels.ndim != (3 if still else 4) or pixels.shape[-1] != 3:
+        raise RequestError(f"{'an image' if still else 'a video'} must be a path or uint8 pixels {expected}",
+                           value=f"{pixels.dtype} {list(pixels.shape)}")  # fmt: skip
+    shape = (1, *pixels.shape) if still else pixels.shape
+    return Frames(np.ascontiguousarray(pixels).tobytes(), shape, source)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Where steps run: devices and the precision each prefers."""

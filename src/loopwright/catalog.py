@@ -1,0 +1,98 @@
+"""From a name to a card: the only list of what ships and what is known.
+
+    card = find("loopwright/tiny-wan")          # or a folder, or a hub name such as "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+A folder's card is its `card.json` if it has one, else it is made from its `model_index.json`. Hub names fetch the small
+files only; weights come when a component is first used (`locate`).
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from .card import Card, Component, derive, load_card
+from .errors import CardError, WeightsError
+from .models import wan
+from .models.wan.card import read_json
+from .program import Loops
+from .weights import hub
+
+ZOO = Path(__file__).parent / "zoo"
+SHIPPED = {"loopwright/tiny-wan": ZOO / "tiny-wan"}
+FAMILIES = ("wan",)
+_PIPELINES = {pipeline: "wan" for pipeline in wan.PIPELINES}
+
+
+class Family(Protocol):
+    """What a family's package offers."""
+
+    def describe(self, folder: Path, name: str = "") -> Card: ...  # noqa: D102
+
+    def loops(self, card: Card) -> Loops: ...  # noqa: D102
+
+
+def known() -> Iterator[Card]:
+    """The cards that ship, then the published checkpoints known by name."""
+    for name, folder in SHIPPED.items():
+        yield _local(folder, name)
+    yield from wan.KNOWN
+
+
+def find(name: str, *, revision: str | None = None) -> Card:
+    """The card of a shipped id, a folder or a hub name. Raises WeightsError or CardError, before weights are read."""
+    if name in SHIPPED:
+        return _local(SHIPPED[name], name)
+    if hub.is_local(name):
+        if revision:
+            raise WeightsError("a local folder has no revisions", value=revision, remedy="leave the revision out")
+        return _local(Path(name).expanduser())
+    if name.startswith("loopwright/"):
+        raise WeightsError("no model of that name ships with Loopwright", value=name, choices=SHIPPED)
+    snapshot = hub.fetch(name, revision=revision, weights=False)
+    card = _local(snapshot.folder, name)
+    defaults = next((c.defaults for c in wan.KNOWN if c.name == name), {})
+    components = {
+        part: replace(c, source=name, revision=snapshot.commit) if c.source == "." else c
+        for part, c in card.components.items()
+    }
+    return derive(card, components=components, defaults=defaults)
+
+
+def loops(card: Card) -> Loops:
+    """The loops of the card's family. Raises CardError for a family nobody here knows."""
+    if card.family not in FAMILIES:
+        raise CardError(f"card {card.name} is of an unknown family", value=card.family, choices=FAMILIES)
+    family: Family = importlib.import_module(f".models.{card.family}", __package__)  # type: ignore[assignment]
+    return family.loops(card)
+
+
+def locate(card: Card, component: Component) -> Path:
+    """The folder of a component's files; fetches them if they are on the hub."""
+    source = component.source
+    if source == ".":
+        return Path(card.home)
+    if source in SHIPPED:
+        return SHIPPED[source]
+    if hub.is_local(source):
+        return (Path(card.home) / source).resolve() if source.startswith(".") else Path(source).expanduser()
+    return hub.fetch(source, revision=component.revision or None, weights=True).folder
+
+
+def _local(folder: Path, name: str = "") -> Card:
+    if not folder.is_dir():
+        raise WeightsError("no such folder", value=str(folder), choices=SHIPPED,
+                           remedy="give a Diffusers folder, a hub name (org/name) or a shipped id")  # fmt: skip
+    if (folder / "card.json").is_file():
+        return load_card(folder / "card.json")
+    if not (folder / "model_index.json").is_file():
+        raise WeightsError(f"{folder} holds neither card.json nor model_index.json",
+                           remedy="give the top folder of a Diffusers checkpoint")  # fmt: skip
+    pipeline = read_json(folder / "model_index.json").get("_class_name")
+    family = _PIPELINES.get(str(pipeline))
+    if family is None:
+        raise CardError(f"{folder}: no family makes this pipeline", value=pipeline, choices=sorted(_PIPELINES),
+                        remedy="or put a card.json beside model_index.json")  # fmt: skip
+    module: Family = importlib.import_module(f".models.{family}", __package__)  # type: ignore[assignment]
+    return module.describe(folder, name)

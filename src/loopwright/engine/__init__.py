@@ -1,0 +1,1 @@
+"""Drives loops one step at a time: residents, instances, jobs, events, the runner and saved jobs."""

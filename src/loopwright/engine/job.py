@@ -1,0 +1,144 @@
+"""A request under way: which stage, the loop's state, the slots written so far. One call of `step` runs one step.
+
+Everything a job holds is in `slots` and `state`; ending it in any way drops both.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from ..errors import StateError
+from ..loop import Key, Result, Step, Tensors, Wait, key_of
+from ..program import Bound, bind
+from ..request import Request
+from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
+from .instance import Instance
+
+Listener = Callable[[Event], None]
+
+
+class Observer(Protocol):
+    """Sees every step of a job after it ran: for parity, traces and capture. Must not change what it sees."""
+
+    def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...  # noqa: D102
+
+
+class Job:
+    """A request on an instance. `status`: queued, running, waiting, done, failed or cancelled."""
+
+    def __init__(
+        self, model: Instance, request: Request, *, listener: Listener | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.model, self.request = model, request
+        self.stages: tuple[Bound, ...] = bind(model.card, request, model.loops)
+        self.stage, self.index = 0, 0
+        self.state: object | None = None
+        self.slots: dict[str, torch.Tensor] = {}
+        self.status = "queued"
+        self.output: Tensors | None = None
+        self.error: Exception | None = None
+        self.seconds = 0.0
+        self._outputs = set(model.card.programs[request.task].outputs.values())
+        self._started = 0.0
+        self._listener, self._observers = listener, tuple(observers)
+        self._cancelled = False
+        self._emit(Queued(self.id))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will happen to the job any more."""
+        return self.status in ("done", "failed", "cancelled")
+
+    def cancel(self) -> None:
+        """Ask to stop at the next step boundary. Safe from any thread."""
+        self._cancelled = True
+
+    def feed(self, port: str, item: Tensors | None) -> None:
+        """Give the current loop an item it may be waiting for; None closes the port."""
+        if self.state is None:
+            raise StateError("the job is not running", value=self.status)
+        self.state = self.stages[self.stage].loop.feed(self.state, port, item)
+        self.status = "running"
+
+    def step(self) -> None:
+        """Run one step. Any error ends this job, and this job alone, with `Failed`."""
+        try:
+            if self._cancelled:
+                self._end("cancelled", Cancelled(self.id))
+            else:
+                self._step()
+        except Exception as error:
+            self.error = error
+            self._end("failed", Failed(self.id, error))
+
+    def _step(self) -> None:
+        bound = self.stages[self.stage]
+        if self.state is None:
+            self._begin(bound)
+        step = bound.loop.next(self.state)
+        if isinstance(step, Wait):
+            self.status = "waiting"
+            return
+        if step is not None:
+            self._run(bound, step)
+            step = bound.loop.next(self.state)
+        if step is None:
+            self._leave(bound)
+
+    def _begin(self, bound: Bound) -> None:
+        self.status = "running"
+        self._started = self._started or time.perf_counter()
+        self._emit(Started(self.id, bound.stage.name))
+        inputs = {slot: self.slots[slot] for slot in bound.stage.reads if slot in self.slots}
+        self.state, self.index = bound.loop.init(self.request, inputs, self.model), 0
+
+    def _run(self, bound: Bound, step: Step) -> None:
+        begun = time.perf_counter()
+        total = self.index + sum(count for _, count in bound.loop.outlook(self.state))
+        key = key_of(step, self.model.version, self.slots)
+        handles = {name: (self.slots[ref.slot],) for name, ref in step.handles.items()}
+        with torch.no_grad():
+            tensors = step.op(self.model.parts(step.uses), **step.tensors, **handles, **step.static)
+        host = {name: tensors[name].tolist() for name in step.reads}  # type: ignore[attr-defined]
+        result = Result(tensors, host)
+        for observer in self._observers:
+            observer.on_step(self, step, key, result)
+        self.state, emitted = bound.loop.advance(self.state, result)
+        self.index += 1
+        self._emit(
+            Stepped(self.id, bound.stage.name, step.unit, self.index, total, time.perf_counter() - begun)
+        )  # fmt: skip
+        if emitted:
+            self._emit(Artifact(self.id, bound.stage.name, emitted))
+
+    def _leave(self, bound: Bound) -> None:
+        written = bound.loop.finish(self.state)
+        if len(bound.stage.writes) == 1:
+            written = dict(zip(bound.stage.writes, written.values(), strict=True))
+        elif unknown := set(written) - set(bound.stage.writes):
+            raise AssertionError(f"stage {bound.stage.name} wrote undeclared slots {sorted(unknown)}")
+        self.slots.update(written)  # type: ignore[arg-type]
+        self.state, self.stage = None, self.stage + 1
+        if self.stage == len(self.stages):
+            self.output = {slot: tensor for slot, tensor in self.slots.items() if slot in self._outputs}
+            self.seconds = time.perf_counter() - self._started
+            self._end("done", Done(self.id, self.output, self.seconds))
+        else:
+            self._drop_unread()
+
+    def _drop_unread(self) -> None:
+        """Slots that no later stage reads and that are no output are given back at once."""
+        read = {name for bound in self.stages[self.stage :] for name in bound.stage.reads} | self._outputs
+        self.slots = {name: tensor for name, tensor in self.slots.items() if name in read}
+
+    def _end(self, status: str, event: Event) -> None:
+        self.status, self.state, self.slots = status, None, {}
+        self._emit(event)
+
+    def _emit(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener(event)

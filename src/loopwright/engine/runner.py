@@ -1,0 +1,59 @@
+"""Decides whose step is next. `Serial` finishes one job before the next; `Interleaved` gives each a step in turn.
+
+    runner = Interleaved()
+    jobs = [runner.submit(Job(model, request)) for request in requests]
+    runner.run()
+
+Both give the same bits, which is an invariant with a test. Jobs may be of different models.
+"""
+
+import threading
+from collections import deque
+
+from .job import Job
+
+
+class Serial:
+    """First come, first served, to the end. A waiting job lets the others pass."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._lock = threading.Lock()
+
+    def submit(self, job: Job) -> Job:
+        """Queue a job."""
+        with self._lock:
+            self._jobs.append(job)
+        return job
+
+    def step(self) -> bool:
+        """Run one step of some job; False if no job can run."""
+        with self._lock:
+            job = next((job for job in self._jobs if job.status != "waiting"), None)
+        if job is None:
+            return False
+        job.step()
+        with self._lock:
+            self._after(job)
+        return True
+
+    def run(self) -> None:
+        """Step until no job can run."""
+        while self.step():
+            pass
+
+    def _after(self, job: Job) -> None:
+        if job.ended:
+            self._jobs.remove(job)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
+class Interleaved(Serial):
+    """A step of each job in turn."""
+
+    def _after(self, job: Job) -> None:
+        self._jobs.remove(job)
+        if not job.ended:
+            self._jobs.append(job)

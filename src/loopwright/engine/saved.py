@@ -1,0 +1,121 @@
+"""A half-finished job as one safetensors file, to be continued later or in another process, with identical output.
+
+    save(job, "job.safetensors")
+    job = restore(model, "job.safetensors")
+
+The file holds the request, the card's digest, the place in the program, the slots and the loop's state. States are
+dataclasses of plain values and tensors; nothing is pickled. Deliberately absent: weights.
+"""
+
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..errors import StateError
+from ..files import replacing
+
+from ..request import Frames, from_json, to_json
+from .instance import Instance
+from .job import Job, Listener
+
+FORMAT = 1
+
+
+def save(job: Job, path: str | Path) -> None:
+    """Write the job, atomically. Raises StateError if it has ended."""
+    if job.ended:
+        raise StateError("only a job under way can be saved", value=job.status)
+    tensors: dict[str, torch.Tensor] = {}
+    values, pixels = to_json(job.request)
+    head = {
+        "format": FORMAT,
+        "card": job.model.card.digest,
+        "request": values,
+        "pixels": {name: [frames.shape, frames.source] for name, frames in pixels.items()},
+        "stage": job.stage,
+        "index": job.index,
+        "slots": _pack(job.slots, "slots", tensors),
+        "state": None if job.state is None else _pack(job.state, "state", tensors),
+    }
+    for name, frames in pixels.items():
+        tensors[f"pixels/{name}"] = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8)
+    # A tensor may be a view of a larger one or appear twice; the file holds each on its own.
+    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(Path(path)) as temporary:
+        save_file(owned, temporary, metadata={"job": json.dumps(head)})
+
+
+def restore(model: Instance, path: str | Path, *, listener: Listener | None = None) -> Job:
+    """The job, ready to be submitted. Raises StateError if the file is damaged or belongs to another card."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            head = json.loads((file.metadata() or {})["job"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise StateError(f"{path} is not a saved job ({error})") from error
+    if head["format"] != FORMAT:
+        raise StateError(f"{path} has another format", value=head["format"], choices=(FORMAT,))
+    if head["card"] != model.card.digest:
+        raise StateError(f"{path} belongs to another card", value=head["card"], choices=(model.card.digest,))
+    pixels = {
+        name: Frames(tensors[f"pixels/{name}"].numpy().tobytes(), tuple(shape), source)
+        for name, (shape, source) in head["pixels"].items()
+    }
+    job = Job(model, from_json(head["request"], pixels), listener=listener)
+    job.stage, job.index = head["stage"], head["index"]
+    device = model.binding.device
+    moved = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith("pixels/")}
+    job.slots = _unpack(head["slots"], dict[str, torch.Tensor], moved)
+    if head["state"] is not None:
+        job.state = _unpack(head["state"], job.stages[job.stage].loop.state_type, moved)
+        job.status = "running"
+        _check_binding(job.state, model, path)
+    return job
+
+
+def _check_binding(state: object, model: Instance, path: str | Path) -> None:
+    bound = getattr(state, "binding", model.binding)
+    if bound != model.binding:
+        raise StateError(f"{path} was saved on another device or precision", value=f"{bound}",
+                         choices=(model.binding,))  # fmt: skip
+
+
+def _pack(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:
+    """JSON for `value`, its tensors put aside under names."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _pack(getattr(value, f.name), f"{name}/{f.name}", tensors) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _pack(item, f"{name}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise TypeError(f"{name} of a loop's state is a {type(value).__name__}, which does not serialise")
+
+
+def _unpack(value: typing.Any, kind: typing.Any, tensors: Mapping[str, torch.Tensor]) -> typing.Any:
+    """The inverse of `_pack`, guided by the type annotations of the state."""
+    if isinstance(value, dict) and set(value) == {"tensor"}:
+        return tensors[value["tensor"]]
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _unpack(item, hints[name], tensors) for name, item in value.items()})  # type: ignore
+    arguments = typing.get_args(kind)
+    if isinstance(value, dict):
+        return {key: _unpack(item, arguments[1] if arguments else object, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        inner = arguments[0] if arguments else object
+        return tuple(_unpack(item, inner, tensors) for item in value)
+    return value
+
+
+

@@ -1,0 +1,1 @@
+"""The loops: stateless state machines that families configure with their own ops."""

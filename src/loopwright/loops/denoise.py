@@ -1,0 +1,199 @@
+"""The denoising loop of flow-matching models: forward, guidance and solver update are one op.
+
+    Denoise(solver="unipc", velocity=wan.velocity, settings=card.settings)
+
+A family gives its `velocity` adapter; everything else is shared. A request's schedule, guidance and solver become one
+table of numbers on the host in float64, and a step reads its row: [timestep, guidance scale, solver coefficients].
+Conditioning stays in the request's slots and is lent to the op.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..card import Value
+from ..loop import Binding, Env, Ref, Result, Step, Tensors, Unit
+from ..request import Request
+from ..sampling import solvers
+from ..sampling.guidance import Guidance, guided
+from ..sampling.schedules import Schedule, euler_flow, first_step, unipc_flow
+from .common import Handle, finite, require_finite, rows
+
+TEXT, NEGATIVE, SOURCE = "prompt_embeds", "negative_embeds", "source"
+Velocity = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A schedule, a coefficient table for it, and the update that reads a row of the table."""
+
+    semantics: str
+    schedule: Callable[..., Schedule]
+    update: Callable[
+        [torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]
+    ]  # fmt: skip
+    remembers: bool
+
+    def table(self, sigmas: NDArray[np.float32], order: int, start: int) -> NDArray[np.float64]:
+        return solvers.unipc_table(sigmas, order=order, start=start) if self.remembers else solvers.euler_table(sigmas)
+
+    def history(self, x: torch.Tensor, order: int) -> solvers.History:
+        return solvers.unipc_history(x, order) if self.remembers else solvers.euler_history(x)
+
+
+SOLVERS = {
+    "euler": Solver("flow_euler.cfg/v1", euler_flow, solvers.euler_update, remembers=False),
+    "unipc": Solver("flow_unipc.cfg/v1", unipc_flow, solvers.unipc_update, remembers=True),
+}
+
+
+def denoise_step(
+    parts: Mapping[str, torch.nn.Module],
+    *,
+    latents: torch.Tensor,
+    row: torch.Tensor,
+    text: Handle,
+    negative: Handle = (),
+    model: str,
+    velocity: Velocity,
+    solver: str,
+    guidance: Guidance,
+    **more: torch.Tensor | Handle,
+) -> dict[str, torch.Tensor]:
+    """One step of one expert: latents float32 [B, C, T, H, W] at a row's sigma -> at the next.
+
+    `more` holds the solver's history (tensors) and the family's conditioning (handles), passed on to `velocity`.
+    """
+    history = {name: item for name, item in more.items() if isinstance(item, torch.Tensor)}
+    conditioning = {name: rows(item) for name, item in more.items() if isinstance(item, tuple)}
+
+    def forward(embeds: torch.Tensor, copies: int, scale: torch.Tensor | None) -> torch.Tensor:
+        x, t, extra = (latents, row[:, 0], conditioning) if copies == 1 else (
+            torch.cat([latents] * copies), row[:, 0].repeat(copies),
+            {name: torch.cat([item] * copies) for name, item in conditioning.items()},
+        )  # fmt: skip
+        return velocity(parts[model], x, t, embeds, **extra, **({} if scale is None else {"guidance": scale}))
+
+    v = guided(guidance, forward, rows(text), rows(negative) if negative else None, row[:, 1])
+    after, history = SOLVERS[solver].update(latents, v, history, row[:, 2:])
+    return {"latents": after, "finite": finite(after), **history}
+
+
+@dataclass(frozen=True, slots=True)
+class DenoiseState:
+    """`table` float32 [N, K] on the model's device; `experts` and `guidance` per step; `slots` are lent to the op."""
+
+    binding: Binding
+    index: int
+    latents: torch.Tensor
+    history: dict[str, torch.Tensor]
+    table: torch.Tensor
+    experts: tuple[str, ...]
+    guidance: tuple[str, ...]
+    slots: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """`settings`: channels, spatial_stride, frame_stride, train_steps, solver_order, experts, boundary, guidance."""
+
+    solver: str
+    velocity: Velocity
+    settings: Mapping[str, Value]
+    state_type = DenoiseState
+
+    @property
+    def semantics(self) -> str:
+        """What weights may assume of this loop."""
+        return SOLVERS[self.solver].semantics
+
+    def init(self, request: Request, inputs: Tensors, env: Env) -> DenoiseState:
+        schedule, start = self._schedule(request, SOURCE in inputs)
+        noise = torch.randn(self._shape(request), generator=torch.Generator("cpu").manual_seed(request.seed))
+        x = noise.to(env.binding.device)
+        if SOURCE in inputs:
+            x = solvers.mixed(inputs[SOURCE], x, float(schedule.sigmas[start]))  # type: ignore[arg-type]
+        experts, scales = self._experts(request, schedule)
+        order = int(self.settings["solver_order"])  # type: ignore[arg-type]
+        solver = SOLVERS[self.solver]
+        table = np.column_stack([schedule.timesteps, scales, solver.table(schedule.sigmas, order, start)])
+        named = {TEXT: "text", NEGATIVE: "negative"}
+        return DenoiseState(
+            env.binding,
+            start,
+            x,
+            dict(solver.history(x, order)),
+            torch.from_numpy(table).float().to(env.binding.device),
+            experts,
+            tuple(self._kind(request, scale) for scale in scales),
+            {named.get(slot, slot): slot for slot in inputs if slot != SOURCE},
+        )
+
+    def _schedule(self, request: Request, from_source: bool) -> tuple[Schedule, int]:
+        schedule = SOLVERS[self.solver].schedule(
+            request.num_inference_steps, shift=request.flow_shift, train_steps=self.settings["train_steps"]
+        )
+        return schedule, first_step(schedule, request.strength) if from_source else 0
+
+    def _shape(self, request: Request) -> tuple[int, int, int, int, int]:
+        s = {name: int(self.settings[name]) for name in ("channels", "spatial_stride", "frame_stride")}  # type: ignore
+        frames = (request.num_frames - 1) // s["frame_stride"] + 1
+        return 1, s["channels"], frames, request.height // s["spatial_stride"], request.width // s["spatial_stride"]
+
+    def _experts(self, request: Request, schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+        """The expert and the guidance scale of each step: the first above the boundary, the second below it."""
+        names = self.settings["experts"]
+        assert isinstance(names, tuple)
+        boundary = self.settings["boundary"]
+        if boundary is None:
+            return (str(names[0]),) * len(schedule.timesteps), np.full(len(schedule.timesteps), request.guidance_scale)
+        assert isinstance(boundary, float) and isinstance(self.settings["train_steps"], int)
+        high = schedule.timesteps >= np.float32(boundary * self.settings["train_steps"])
+        scales = np.where(high, request.guidance_scale, request.guidance_scale_2)
+        return tuple(str(names[0 if above else 1]) for above in high), scales
+
+    def _kind(self, request: Request, scale: float) -> str:
+        """A scale of exactly 1 is the conditional forward alone, whichever expert it belongs to."""
+        return "none" if request.guidance_scale <= 1 or scale == 1 else str(self.settings["guidance"])
+
+    def next(self, state: DenoiseState) -> Step | None:
+        i = state.index
+        if i == len(state.experts):
+            return None
+        kind, expert = state.guidance[i], state.experts[i]
+        return Step(
+            denoise_step,
+            (expert,),
+            state.binding,
+            {"latents": state.latents, "row": state.table[i : i + 1], **state.history},
+            {name: Ref(slot) for name, slot in state.slots.items() if name != "negative" or kind != "none"},
+            {"model": expert, "velocity": self.velocity, "solver": self.solver, "guidance": kind},
+            Unit.DENOISE,
+            ("finite",),
+        )
+
+    def advance(self, state: DenoiseState, result: Result) -> tuple[DenoiseState, Tensors]:
+        require_finite(result, f"denoising step {state.index + 1} of {len(state.experts)}")
+        tensors = result.tensors
+        return DenoiseState(
+            state.binding,
+            state.index + 1,
+            tensors["latents"],  # type: ignore[arg-type]
+            {name: tensors[name] for name in state.history},  # type: ignore[misc]
+            state.table,
+            state.experts,
+            state.guidance,
+            state.slots,
+        ), {}
+
+    def feed(self, state: DenoiseState, port: str, item: Tensors | None) -> DenoiseState:
+        raise ValueError(f"{self.semantics} has no port {port!r}")
+
+    def outlook(self, state: DenoiseState) -> Sequence[tuple[Unit, int]]:
+        return [(Unit.DENOISE, len(state.experts) - state.index)]
+
+    def finish(self, state: DenoiseState) -> Tensors:
+        return {"latents": state.latents}

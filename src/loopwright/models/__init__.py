@@ -1,0 +1,1 @@
+"""Model families, one folder each: `card` (what a checkpoint is), `forward` (ops), `program` (loops)."""

@@ -1,0 +1,270 @@
+"""What a Wan checkpoint is, read from the small JSON files of its Diffusers folder.
+
+    card = describe(Path("Wan2.1-T2V-1.3B-Diffusers"))
+
+Reads configurations only. What a checkpoint can do follows from them: channels and strides of the autoencoder,
+whether the transformer takes an image, whether timesteps are per token, whether there are two experts.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...card import Card, Claim, Component, Program, Recipe, Stage, Value, derive
+from ...errors import CardError, WeightsError
+
+PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
+Config = Mapping[str, object]
+
+_SCHEDULERS = {"UniPCMultistepScheduler": "unipc", "FlowMatchEulerDiscreteScheduler": "euler"}
+_UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_dynamic_shifting",
+                "invert_sigmas", "shift_terminal", "stochastic_sampling", "rescale_betas_zero_snr", "thresholding")  # fmt: skip
+# What UniPC's table assumes of the rest of its configuration.
+_UNIPC = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "predict_x0": True, "solver_type": "bh2",
+          "lower_order_final": True, "final_sigmas_type": "zero", "disable_corrector": []}  # fmt: skip
+_UNIPC_DEFAULTS = {"prediction_type": "epsilon", "use_flow_sigmas": False}
+
+
+def describe(folder: Path, name: str = "") -> Card:
+    """The card of a Diffusers folder. Raises WeightsError or CardError naming the file and what is wrong with it."""
+    index = read_json(folder / "model_index.json")
+    parts = ["transformer", "transformer_2", "vae", "scheduler", "text_encoder", "image_encoder"]
+    configs = {
+        part: read_json(folder / part / ("scheduler_config.json" if part == "scheduler" else "config.json"))
+        for part in parts
+        if _present(index, part)
+    }
+    return build(name or folder.resolve().name, index, configs, home=str(folder))
+
+
+def read_json(path: Path) -> Config:
+    """A JSON object. Raises WeightsError naming the file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} is missing", remedy="a Diffusers folder has it") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} is not valid JSON ({error})", remedy="download it again") from error
+    if not isinstance(data, dict):
+        raise WeightsError(f"{path} does not hold a JSON object", value=type(data).__name__)
+    return data
+
+
+def build(name: str, index: Config, configs: Mapping[str, Config], *, home: str = "", source: str = ".",
+          parameters: Mapping[str, int] | None = None) -> Card:  # fmt: skip
+    """A card from a pipeline's index and its components' configurations."""
+    for part in ("transformer", "vae", "scheduler", "text_encoder", "tokenizer"):
+        if not _present(index, part):
+            raise CardError(f"{name}: model_index.json names no {part}", remedy="use a complete Diffusers checkpoint")
+    settings = _settings(name, index, configs)
+    solver = _solver(name, configs["scheduler"])
+    tasks = _tasks(settings)
+    components = _components(index, source, parameters or {})
+    return Card(
+        name=name,
+        family="wan",
+        components=components,
+        loops=_loops(settings, solver, tasks),
+        programs={task: _program(task, settings) for task in tasks},
+        defaults={task: _defaults(settings, configs["scheduler"], solver) for task in tasks},
+        settings=settings,
+        recipe=Recipe(assumes=_assumes()),
+        claims=tuple(claim for task in tasks for claim in _claims(task)),
+        home=home,
+    )
+
+
+def _present(index: Config, part: str) -> bool:
+    entry = index.get(part)
+    return isinstance(entry, list) and len(entry) == 2 and entry[1] is not None
+
+
+def _int(config: Config, key: str, default: int) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int):
+        raise CardError(f"configuration value {key} must be a whole number", value=value)
+    return value
+
+
+def _settings(name: str, index: Config, configs: Mapping[str, Config]) -> dict[str, Value]:
+    transformer, vae, scheduler = configs["transformer"], configs["vae"], configs["scheduler"]
+    spatial = _int(vae, "scale_factor_spatial", 8)
+    temporal = _int(vae, "scale_factor_temporal", 4)
+    patch = transformer.get("patch_size", [1, 2, 2])
+    assert isinstance(patch, list)
+    boundary = index.get("boundary_ratio")
+    two = "transformer_2" in configs
+    if two != (boundary is not None):
+        raise CardError(f"{name}: two experts and boundary_ratio come together", value=boundary,
+                        remedy="give both transformer_2 and boundary_ratio, or neither")  # fmt: skip
+    per_token = bool(index.get("expand_timesteps", False))
+    channels = _int(vae, "z_dim", 16)
+    takes = _int(transformer, "in_channels", 16)
+    if takes not in (channels, 2 * channels + temporal):
+        raise CardError(f"{name}: transformer in_channels do not fit the autoencoder", value=takes,
+                        choices=(f"{channels} (text)", f"{2 * channels + temporal} (image)"))  # fmt: skip
+    return {
+        "channels": channels,
+        "spatial_stride": spatial,
+        "frame_stride": temporal,
+        # the reference's pipelines ask for multiples of 16 and then round to the patch
+        "size_multiple": max(16, spatial * int(patch[1])),
+        "train_steps": _int(scheduler, "num_train_timesteps", 1000),
+        "solver_order": _int(scheduler, "solver_order", 2),
+        "experts": ("transformer", "transformer_2") if two else ("transformer",),
+        "boundary": float(boundary) if isinstance(boundary, (int, float)) else None,
+        "per_token": per_token,
+        "image_channels": takes != channels,
+        "image_encoder": transformer.get("image_dim") is not None,
+        "guidance": "serial",
+    }
+
+
+def _solver(name: str, scheduler: Config) -> str:
+    kind = scheduler.get("_class_name")
+    if kind not in _SCHEDULERS:
+        raise CardError(f"{name}: unknown scheduler", value=kind, choices=sorted(_SCHEDULERS))
+    for option in _UNSUPPORTED:
+        if scheduler.get(option):
+            raise CardError(f"{name}: scheduler option {option} is not supported", value=scheduler[option],
+                            remedy="switch it off in scheduler_config.json")  # fmt: skip
+    if kind == "UniPCMultistepScheduler":
+        for option, wanted in _UNIPC.items():
+            if scheduler.get(option, _UNIPC_DEFAULTS.get(option, wanted)) != wanted:
+                raise CardError(f"{name}: scheduler option {option} is not supported", value=scheduler.get(option),
+                                choices=(wanted,))  # fmt: skip
+    return _SCHEDULERS[str(kind)]
+
+
+def _assumes() -> tuple[str, ...]:
+    """Plain flow-matching weights integrate under any solver of the flow."""
+    return ("wan.text/v1", "wan.image/v1", "wan_vae.encode/v1", "wan_vae.condition/v1", "wan_vae.decode/v1",
+            "wan.pin_first_frame/v1", "flow_euler.cfg/v1", "flow_unipc.cfg/v1")  # fmt: skip
+
+
+def _loops(settings: Mapping[str, Value], solver: str, tasks: tuple[str, ...]) -> dict[str, str]:
+    loops = {"text": "wan.text/v1", "denoise": f"flow_{solver}.cfg/v1", "decode": "wan_vae.decode/v1"}
+    if "video_to_video" in tasks:
+        loops["encode"] = "wan_vae.encode/v1"
+    if "image_to_video" in tasks:
+        loops["condition"] = "wan_vae.encode/v1" if settings["per_token"] else "wan_vae.condition/v1"
+        loops |= {"pin": "wan.pin_first_frame/v1"} if settings["per_token"] else {}
+        loops |= {"image": "wan.image/v1"} if settings["image_encoder"] else {}
+    return loops
+
+
+def _tasks(settings: Mapping[str, Value]) -> tuple[str, ...]:
+    if settings["image_channels"]:
+        return ("image_to_video",)
+    if settings["per_token"]:
+        return ("text_to_video", "image_to_video")
+    # the reference's video-to-video knows one expert only
+    return ("text_to_video", "video_to_video") if settings["boundary"] is None else ("text_to_video",)
+
+
+def _components(index: Config, source: str, parameters: Mapping[str, int]) -> dict[str, Component]:
+    weighted = ("text_encoder", "transformer", "transformer_2", "vae", "image_encoder")
+    components = {}
+    for part in ("tokenizer", "image_processor", *weighted):
+        if not _present(index, part):
+            continue
+        entry = index[part]
+        assert isinstance(entry, list)
+        kind = "transformers.AutoTokenizer" if part == "tokenizer" else f"{entry[0]}.{entry[1]}"
+        dtype = "auto" if part.startswith("transformer") else "float32" if part in weighted else ""
+        components[part] = Component(kind, source, "", part, dtype, parameters.get(part, 0))
+    return components
+
+
+def _program(task: str, settings: Mapping[str, Value]) -> Program:
+    experts = settings["experts"]
+    assert isinstance(experts, tuple)
+    given: list[Stage] = [Stage("text", "text", (), ("prompt_embeds", "negative_embeds"), ("tokenizer", "text_encoder"))]
+    after: list[Stage] = []
+    lent = ["prompt_embeds", "negative_embeds"]
+    if task == "video_to_video":
+        given.append(Stage("encode", "encode", (), ("source",), ("vae",)))
+        lent.append("source")
+    elif task == "image_to_video":
+        slot = "first_frame" if settings["per_token"] else "condition"
+        if settings["image_encoder"]:
+            given.append(Stage("image", "image", (), ("image_embeds",), ("image_processor", "image_encoder")))
+            lent.append("image_embeds")
+        given.append(Stage("condition", "condition", (), (slot,), ("vae",)))
+        lent.append(slot)
+        if settings["per_token"]:
+            after.append(Stage("pin", "pin", ("latents", "first_frame"), ("latents",)))
+    denoise = Stage("denoise", "denoise", tuple(lent), ("latents",), tuple(str(e) for e in experts))
+    decode = Stage("decode", "decode", ("latents",), ("frames",), ("vae",))
+    inputs = {"video_to_video": ("video",), "image_to_video": ("image",)}.get(task, ())
+    return Program((*given, denoise, *after, decode), inputs, {"video": "frames", "latents": "latents"})
+
+
+def _defaults(settings: Mapping[str, Value], scheduler: Config, solver: str) -> dict[str, Value]:
+    """The defaults of the reference's pipelines, and the checkpoint's own shift."""
+    shift = scheduler.get("flow_shift" if solver == "unipc" else "shift", 1.0)
+    assert isinstance(shift, (int, float))
+    return {
+        "negative_prompt": "",
+        "height": 480,
+        "width": 832,
+        "num_frames": 81,
+        "num_inference_steps": 50,
+        "guidance_scale": 5.0,
+        "guidance_scale_2": None,
+        "flow_shift": float(shift),
+        "strength": 0.8,
+        "max_sequence_length": 512,
+        "fps": 16,
+    }
+
+
+def _claims(task: str) -> tuple[Claim, ...]:
+    """What `verify` holds a Wan card to. Bounds in bfloat16 are what was measured on one H200, see docs/parity.md."""
+    return (
+        Claim("component", "diffusers", task),
+        Claim("trajectory", "diffusers", task, bound=1e-5),
+        Claim("batch", "self", task),
+        Claim("output", "diffusers", task, metric="psnr", bound=60.0),
+    )
+
+
+def _published(repo: str, *, transformer: Config, parameters: Mapping[str, int], index: Config | None = None,
+               vae: Config | None = None, shift: float = 3.0, defaults: Mapping[str, Value] | None = None) -> Card:  # fmt: skip
+    """A checkpoint by its hub name, for listings; loading it reads its own configuration."""
+    parts: dict[str, object] = {
+        "tokenizer": ["transformers", "T5TokenizerFast"], "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "transformer": ["diffusers", "WanTransformer3DModel"], "vae": ["diffusers", "AutoencoderKLWan"],
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"], **(index or {}),
+    }  # fmt: skip
+    scheduler = {"_class_name": "UniPCMultistepScheduler", "flow_shift": shift, **_UNIPC}
+    configs = {"transformer": transformer, "vae": vae or {}, "scheduler": scheduler, "text_encoder": {}}
+    configs |= {"transformer_2": transformer} if "transformer_2" in parts else {}
+    shared = {"text_encoder": 5_680_910_336, "vae": 126_892_531}
+    card = build(repo, parts, configs, source=repo, parameters={**shared, **parameters})
+    return derive(card, defaults={task: {**own, **(defaults or {})} for task, own in card.defaults.items()})
+
+
+_TWO = {"transformer_2": ["diffusers", "WanTransformer3DModel"]}
+_CLIP = {"image_encoder": ["transformers", "CLIPVisionModel"], "image_processor": ["transformers", "CLIPImageProcessor"]}
+_LARGE = {"height": 720, "width": 1280}
+_WAN22_VAE = {"z_dim": 48, "scale_factor_spatial": 16, "scale_factor_temporal": 4}
+
+KNOWN = (
+    _published("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", transformer={"in_channels": 16},
+               parameters={"transformer": 1_418_996_800}),
+    _published("Wan-AI/Wan2.1-T2V-14B-Diffusers", transformer={"in_channels": 16},
+               parameters={"transformer": 14_288_491_584}),
+    _published("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", transformer={"in_channels": 36, "image_dim": 1280}, index=_CLIP,
+               parameters={"transformer": 16_396_000_000, "image_encoder": 632_000_000}),
+    _published("Wan-AI/Wan2.1-I2V-14B-720P-Diffusers", transformer={"in_channels": 36, "image_dim": 1280}, index=_CLIP,
+               parameters={"transformer": 16_396_000_000, "image_encoder": 632_000_000}, shift=5.0, defaults=_LARGE),
+    _published("Wan-AI/Wan2.2-TI2V-5B-Diffusers", transformer={"in_channels": 48}, index={"expand_timesteps": True},
+               vae=_WAN22_VAE, parameters={"transformer": 4_999_787_712, "vae": 704_000_000}, shift=5.0,
+               defaults={"height": 704, "width": 1280, "num_frames": 121, "fps": 24}),
+    _published("Wan-AI/Wan2.2-T2V-A14B-Diffusers", transformer={"in_channels": 16},
+               index={**_TWO, "boundary_ratio": 0.875},
+               parameters={"transformer": 14_288_491_584, "transformer_2": 14_288_491_584}),
+    _published("Wan-AI/Wan2.2-I2V-A14B-Diffusers", transformer={"in_channels": 36}, index={**_TWO, "boundary_ratio": 0.9},
+               parameters={"transformer": 14_288_901_184, "transformer_2": 14_288_901_184}),
+)  # fmt: skip

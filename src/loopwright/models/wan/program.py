@@ -1,0 +1,108 @@
+"""The loops of the Wan family: the generic ones with Wan's ops, and the host's preparation of prompts and pixels."""
+
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+import torch
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from diffusers.video_processor import VideoProcessor
+from PIL import Image
+
+from ...card import Card
+from ...loop import Env, Tensors, Unit
+from ...loops.chunked import Chunked
+from ...loops.denoise import NEGATIVE, TEXT, Denoise
+from ...loops.once import Calls, Once
+from ...program import Loops
+from ...request import Frames, Request
+from . import forward
+
+
+def loops(card: Card) -> Loops:
+    """Semantics -> loop, for the stages of any Wan card."""
+    dtype = card.components["transformer"].dtype
+    velocity = forward.velocity_per_token if card.settings["per_token"] else forward.velocity
+    encode = {"part": "vae", "frames": _pixel_frames, "opening": forward.open_pixels, "chunk": forward.encode_chunk,
+              "length": 4, "unit": Unit.ENCODE}  # fmt: skip
+    all_loops = [
+        Once("wan.text/v1", forward.encode_text, "text_encoder", tokenise, {"dtype": dtype}),
+        Once("wan.image/v1", forward.encode_image, "image_encoder", clip_pixels, {"dtype": dtype}),
+        Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _given),
+        Chunked("wan_vae.encode/v1", prepare=pixels, slot="encoded", closing=forward.close_latents, **encode),  # type: ignore
+        Chunked("wan_vae.condition/v1", prepare=padded_pixels, slot="condition", closing=forward.close_condition,
+                **encode),  # type: ignore
+        Chunked("wan_vae.decode/v1", "vae", _latents, _latent_frames, forward.open_latents, forward.decode_chunk, 1,
+                "frames", Unit.DECODE),
+        Denoise("euler", velocity, card.settings),
+        Denoise("unipc", velocity, card.settings),
+    ]  # fmt: skip
+    return {loop.semantics: loop for loop in all_loops}  # type: ignore[misc]
+
+
+def tokenise(request: Request, inputs: Tensors, env: Env) -> Calls:
+    """The prompt and, if guidance needs it, the negative prompt, cleaned and padded as the reference does."""
+    texts = {TEXT: request.prompt}
+    if request.guidance_scale > 1:
+        texts[NEGATIVE] = request.negative_prompt
+    return {slot: _tokens(env, text, request.max_sequence_length) for slot, text in texts.items()}
+
+
+def _tokens(env: Env, text: str, length: int) -> dict[str, torch.Tensor]:
+    tokenizer = env.part("tokenizer")
+    tokens = tokenizer(  # type: ignore[operator]
+        [prompt_clean(text)], padding="max_length", max_length=length, truncation=True, add_special_tokens=True,
+        return_attention_mask=True, return_tensors="pt",
+    )  # fmt: skip
+    device = env.binding.device
+    return {"ids": tokens.input_ids.to(device), "mask": tokens.attention_mask.to(device)}
+
+
+def clip_pixels(request: Request, inputs: Tensors, env: Env) -> Calls:
+    """The image as its CLIP encoder wants it."""
+    assert request.image is not None
+    processed = env.part("image_processor")(images=pictures(request.image)[0], return_tensors="pt")  # type: ignore
+    return {"image_embeds": {"pixels": processed.pixel_values.to(env.binding.device)}}
+
+
+def pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
+    """The request's video, or its image as one frame, resized to its height and width."""
+    media = request.image if request.video is None else request.video
+    assert media is not None
+    x = _resized(media, request, env)[:, :, : request.num_frames]
+    return {"pixels": x}, {"frames": x.shape[2]}
+
+
+def padded_pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
+    """The request's image, to be followed by black frames."""
+    assert request.image is not None
+    return {"pixels": _resized(request.image, request, env)}, {"frames": request.num_frames}
+
+
+def _resized(media: Frames, request: Request, env: Env) -> torch.Tensor:
+    """float32 [1, 3, N, H, W] in -1..1."""
+    processor = VideoProcessor(vae_scale_factor=env.card.settings["spatial_stride"])
+    video = processor.preprocess_video(pictures(media), height=request.height, width=request.width)
+    return video.to(env.binding.device, dtype=torch.float32)
+
+
+def pictures(media: Frames) -> list[Image.Image]:
+    """Frames as Pillow images."""
+    return [Image.fromarray(frame) for frame in np.frombuffer(media.data, np.uint8).reshape(media.shape)]
+
+
+def _latents(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
+    return {"latents": inputs["latents"]}, {}  # type: ignore[dict-item]
+
+
+def _given(request: Request, inputs: Tensors, env: Env) -> Calls:
+    return {"latents": dict(inputs)}  # type: ignore[dict-item]
+
+
+def _pixel_frames(start: Mapping[str, torch.Tensor], static: Mapping[str, Hashable]) -> int:
+    frames = static["frames"]
+    assert isinstance(frames, int)
+    return frames
+
+
+def _latent_frames(start: Mapping[str, torch.Tensor], static: Mapping[str, Hashable]) -> int:
+    return int(start["latents"].shape[2])
