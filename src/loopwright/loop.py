@@ -19,7 +19,7 @@ class Tensor(Protocol):
     """What the contract needs to know of a tensor."""
 
     @property
-    def shape(self) -> Sequence[int]: ...  # noqa: D102
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
     @property
     def dtype(self) -> Hashable: ...  # noqa: D102
@@ -135,7 +135,7 @@ def key_of(step: Step, version: Callable[[str], int], storage: Tensors) -> Key:
         step.op,
         tuple([(name, version(name)) for name in step.uses]),
         step.binding,
-        tuple([(name, tuple(t.shape[1:]), t.dtype) for name, t in step.tensors.items()]),
-        tuple([(name, tuple(storage[ref.slot].shape), storage[ref.slot].dtype) for name, ref in step.handles.items()]),
+        tuple([(name, t.shape[1:], t.dtype) for name, t in step.tensors.items()]),
+        tuple([(name, (t := storage[ref.slot]).shape, t.dtype) for name, ref in step.handles.items()]),
         tuple(step.static.items()),
     )

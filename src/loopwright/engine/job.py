@@ -1,4 +1,4 @@
-"""A request under way: which stage, the loop's state, the slots written so far. One call of `step` runs one step.
+"""A request under way: which stage, the loop's state, the slots written so far. One call of `step` runs at most one step.
 
 Everything a job holds is in `slots` and `state`; ending it in any way drops both.
 """
@@ -76,17 +76,17 @@ class Job:
             self._end("failed", Failed(self.id, error))
 
     def _step(self) -> None:
-        bound = self.stages[self.stage]
-        if self.state is None:
-            self._begin(bound)
-        step = bound.loop.next(self.state)
-        if isinstance(step, Wait):
-            self.status = "waiting"
-            return
-        if step is not None:
-            self._run(bound, step)
+        while not self.ended:
+            bound = self.stages[self.stage]
+            if self.state is None:
+                self._begin(bound)
             step = bound.loop.next(self.state)
-        if step is None:
+            if isinstance(step, Wait):
+                self.status = "waiting"
+                return
+            if step is not None:
+                self._run(bound, step)
+                return
             self._leave(bound)
 
     def _begin(self, bound: Bound) -> None:
@@ -111,7 +111,7 @@ class Job:
         self.index += 1
         self._emit(
             Stepped(self.id, bound.stage.name, step.unit, self.index, total, time.perf_counter() - begun)
-        )  # fmt: skip
+        )
         if emitted:
             self._emit(Artifact(self.id, bound.stage.name, emitted))
 

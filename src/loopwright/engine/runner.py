@@ -29,12 +29,13 @@ class Serial:
     def step(self) -> bool:
         """Run one step of some job; False if no job can run."""
         with self._lock:
-            job = next((job for job in self._jobs if job.status != "waiting"), None)
+            job = self._take()
         if job is None:
             return False
         job.step()
-        with self._lock:
-            self._after(job)
+        if not job.ended:
+            with self._lock:
+                self._put_back(job)
         return True
 
     def run(self) -> None:
@@ -42,9 +43,16 @@ class Serial:
         while self.step():
             pass
 
-    def _after(self, job: Job) -> None:
-        if job.ended:
-            self._jobs.remove(job)
+    def _take(self) -> Job | None:
+        for _ in range(len(self._jobs)):
+            job = self._jobs.popleft()
+            if job.status != "waiting":
+                return job
+            self._jobs.append(job)
+        return None
+
+    def _put_back(self, job: Job) -> None:
+        self._jobs.appendleft(job)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -53,7 +61,5 @@ class Serial:
 class Interleaved(Serial):
     """A step of each job in turn."""
 
-    def _after(self, job: Job) -> None:
-        self._jobs.remove(job)
-        if not job.ended:
-            self._jobs.append(job)
+    def _put_back(self, job: Job) -> None:
+        self._jobs.append(job)

@@ -12,6 +12,7 @@ pickles (.bin, .pt, .ckpt), which run code when read; uploads; a cache of our ow
 import errno
 import glob
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -27,15 +28,16 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 _VARIANT = re.compile(r"(.+)\.[a-z]\w*\.safetensors")
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A checkpoint's folder, and the commit it is of; None for a local folder, which has no history."""
+    """A checkpoint's folder, and the hash of its commit; empty for a local folder, which has no history."""
 
     folder: Path
-    commit: str | None
+    commit: str
 
 
 def is_local(name: str) -> bool:
@@ -53,8 +55,9 @@ def fetch(name: str, *, revision: str | None = None, subfolder: str = "", weight
 
     Raises WeightsError, in one line, for an unknown name or revision, missing permission, and a dead network.
     """
+    subfolder = subfolder.strip("/")
     if is_local(name):
-        return Snapshot(_local_part(name, revision, subfolder), None)
+        return Snapshot(_local_part(name, revision, subfolder), "")
     with _one_line(name, revision or "main"):
         folder = _download(name, revision, [_within(subfolder, pattern) for pattern in _SMALL])
         files = _listing(name, folder)
@@ -142,11 +145,11 @@ def _resume(name: str, folder: Path, file: str) -> None:
     Left to huggingface_hub: files that Xet transfers, and those without a SHA-256 to tell whether the parts fit.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.utils import WeakFileLock, is_xet_available
+    from huggingface_hub.utils import WeakFileLock
 
     url = hf_hub_url(name, file, revision=folder.name)
     remote = get_hf_file_metadata(url, library_name="loopwright", retry_on_errors=True)
-    if (remote.xet_file_data and is_xet_available()) or not _SHA256.fullmatch(remote.etag or ""):
+    if (remote.xet_file_data and _has_xet()) or not _SHA256.fullmatch(remote.etag or ""):
         return
     repository = folder.parent.parent
     blob = repository / "blobs" / remote.etag
@@ -158,6 +161,12 @@ def _resume(name: str, folder: Path, file: str) -> None:
             _append(url, remote.location, remote.size, blob, file)
 
 
+def _has_xet() -> bool:
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
+
+
 def _append(url: str, location: str, size: int | None, blob: Path, file: str) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
@@ -167,14 +176,10 @@ def _append(url: str, location: str, size: int | None, blob: Path, file: str) ->
         headers.pop("authorization", None)  # the token is for the hub, not for the store it points to
     partial = blob.with_name(f"{blob.name}.partial")
     with partial.open("ab") as stream:
-        http_get(
-            location,
-            stream,
-            resume_size=stream.tell(),
-            headers=headers,
-            expected_size=size,
-            displayed_filename=file,
-        )
+        if size is not None and stream.tell() > size:  # two runs wrote at once, on a file system without locks
+            stream.truncate(0)
+        options = {"headers": headers, "expected_size": size, "displayed_filename": file}
+        http_get(location, stream, resume_size=stream.seek(0, os.SEEK_END), **options)
     if _sha256(partial) != blob.name:
         partial.unlink()
         raise WeightsError("damaged on its way", value=file, remedy="run again to download it anew")
@@ -205,7 +210,6 @@ def _explained(error: Exception, name: str, revision: str) -> WeightsError:
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
-    causes = list(_causes(error))
     if isinstance(error, errors.GatedRepoError):
         remedy = f"accept its terms at {hub}/{name}, then set HF_TOKEN to a token that may read it"
         return WeightsError("the model is gated", value=name, remedy=remedy)
@@ -215,6 +219,14 @@ def _explained(error: Exception, name: str, revision: str) -> WeightsError:
     if isinstance(error, errors.RevisionNotFoundError):
         remedy = "use a branch, a tag or a full commit hash"
         return WeightsError(f"{name} has no such revision", value=revision, remedy=remedy)
+    return _hindered(error, name, revision)
+
+
+def _hindered(error: Exception, name: str, revision: str) -> WeightsError:
+    """The model may well exist, but something stands between: offline mode, a refusal, a full disk, the network."""
+    from huggingface_hub import constants, errors
+
+    hub, causes = constants.ENDPOINT, list(_causes(error))
     if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
         remedy = "HF_HUB_OFFLINE is set; unset it once to download"
         return WeightsError("not complete in the cache", value=f"{name}@{revision}", remedy=remedy)
@@ -222,9 +234,9 @@ def _explained(error: Exception, name: str, revision: str) -> WeightsError:
     if status is not None:
         remedy = "HF_TOKEN must be a token that may read it" if status in (401, 403) else "try again later"
         return WeightsError(f"{hub} refused {name} with HTTP status", value=status, remedy=remedy)
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in _DISK:
         remedy = "HF_HOME names another place for the cache"
-        return WeightsError(f"cannot store {name} ({os.strerror(error.errno or 0)})", remedy=remedy)  # type: ignore[attr-defined]
+        return WeightsError(f"cannot store {name} ({error.strerror})", remedy=remedy)
     remedy = "check the network and HF_ENDPOINT, then run again: what has arrived is kept"
     return WeightsError(f"cannot fetch {name} from {hub} ({_brief(causes[-1])})", remedy=remedy)
 
