@@ -4,7 +4,7 @@
         commit = hub.add("org/model", folder)                      # also revision="v1.0"
         subprocess.run(..., env={**os.environ, **hub.env(home)})   # huggingface_hub reads HF_ENDPOINT when imported
 
-Like huggingface.co, it keeps large files (`*.safetensors`) in a store on another host, known by their SHA-256, and
+Like the public hub, it keeps large files (`*.safetensors`) in a store on another host, known by their SHA-256, and
 redirects there. Deliberately absent: uploads, Xet, datasets, pages of a long listing.
 """
 

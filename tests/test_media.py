@@ -156,7 +156,7 @@ def test_a_mirrored_video_comes_back_mirrored(tmp_path: Path):
 
 
 def song_with_cover(path: Path, video: np.ndarray | None) -> None:
-    """A cover in front of the streams, as shops sell songs and films."""
+    """A picture beside the streams, as shops sell songs and films."""
     with av.open(str(path), "w", format="mp4") as container:
         cover = container.add_stream("mjpeg", rate=Fraction(1))
         cover.width, cover.height, cover.pix_fmt = 16, 16, "yuvj420p"
@@ -197,6 +197,16 @@ def test_a_truncated_mp4_is_refused_however_much_is_left(tmp_path: Path, kept: f
     data = (tmp_path / "a.mp4").read_bytes()
     (tmp_path / "a.mp4").write_bytes(data[: int(len(data) * kept)])
     assert "a.mp4" in fails("truncated", media.read_video, tmp_path / "a.mp4")
+
+
+def test_a_video_cut_cleanly_between_two_frames_is_refused_too(tmp_path: Path):
+    media.write(tmp_path / "a.mp4", film(30), fps=16, metadata={})
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        ends = sorted(entry.pos + entry.size for entry in container.streams.video[0].index_entries)
+    data = (tmp_path / "a.mp4").read_bytes()
+    for end in (ends[10], ends[-2]):
+        (tmp_path / "a.mp4").write_bytes(data[:end])
+        fails("truncated", media.read_video, tmp_path / "a.mp4")
 
 
 def test_missing_and_foreign_files_are_named(tmp_path: Path):

@@ -55,7 +55,8 @@ class Result:
     @property
     def image(self) -> Pixels:
         """The first frame, uint8 [H, W, 3]."""
-        return self._pixels()[0]
+        first: Pixels = self._pixels()[0]
+        return first
 
     def save(self, path: str | Path) -> Path:
         """Write .mp4, .gif or an image with the record embedded, or .safetensors with the latents."""
@@ -69,8 +70,12 @@ class Result:
 
     def _pixels(self) -> Pixels:
         if self.video is None:
-            raise RequestError("only latents were asked for", value=self.request.output, choices=("video",),
-                               remedy='generate with output="video"')  # fmt: skip
+            raise RequestError(
+                "only latents were asked for",
+                value=self.request.output,
+                choices=("video",),
+                remedy='generate with output="video"',
+            )
         return self.video
 
 
@@ -86,17 +91,34 @@ class Model:
         return self.instance.card
 
     def request(
-        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
         **parameters: Parameter,
-    ) -> Request:  # fmt: skip
+    ) -> Request:
         """The complete request for these parameters, checked. Raises RequestError or MediaError."""
-        return resolve(self.card, task=task, image=_frames(image, still=True), video=_frames(video, still=False),
-                       prompt=prompt, **parameters)  # fmt: skip
+        return resolve(
+            self.card,
+            task=task,
+            image=_frames(image, still=True),
+            video=_frames(video, still=False),
+            prompt=prompt,
+            **parameters,
+        )
 
     def generate(
-        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
-        listener: Listener | None = None, **parameters: Parameter,
-    ) -> Result:  # fmt: skip
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
+        listener: Listener | None = None,
+        **parameters: Parameter,
+    ) -> Result:
         """Generate from a prompt, and an image or a video where the model takes one.
 
         `parameters` are the fields of `Request` (negative_prompt, height, width, num_frames, num_inference_steps,
@@ -114,13 +136,22 @@ class Model:
         return self.result(job)
 
     async def stream(
-        self, prompt: str, *, task: str | None = None, image: Media | None = None, video: Media | None = None,
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
         **parameters: Parameter,
-    ) -> AsyncIterator[Event | Result]:  # fmt: skip
+    ) -> AsyncIterator[Event | Result]:
         """Events as they happen, then the `Result`. Leaving the iteration cancels the job at the next step."""
         request = self.request(prompt, task=task, image=image, video=video, **parameters)
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-        job = Job(self.instance, request, listener=lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+
+        def listen(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        job = Job(self.instance, request, listener=listen)
         runner = Serial()
         runner.submit(job)
         work = loop.run_in_executor(None, runner.run)
@@ -138,7 +169,7 @@ class Model:
             await work
 
     def result(self, job: Job) -> Result:
-        """The result of a finished job. Raises the error of a failed one, RequestError for one that has not finished."""
+        """The result of a finished job. Raises the error of a failed one, RequestError for one still under way."""
         if job.error is not None:
             raise job.error
         if job.output is None:
@@ -146,8 +177,8 @@ class Model:
         frames = job.output.get("frames")
         return Result(
             request=job.request,
-            latents=job.output["latents"],  # type: ignore[arg-type]
-            video=None if frames is None else frames[0].cpu().numpy(),  # type: ignore[index]
+            latents=job.output["latents"],
+            video=None if frames is None else frames[0].cpu().numpy(),
             seconds=job.seconds,
             record=self.record(job.request),
         )
@@ -233,9 +264,7 @@ def _with_precision(card: Card, dtype: str | Mapping[str, str] | None, device: s
         if component.dtype
     }
     auto = preferred_dtype(device)
-    return derive(
-        card, components={n: replace(c, dtype=auto) if c.dtype == "auto" else c for n, c in chosen.items()}
-    )  # fmt: skip
+    return derive(card, components={n: replace(c, dtype=auto) if c.dtype == "auto" else c for n, c in chosen.items()})
 
 
 def _frames(given: Media | None, *, still: bool) -> Frames | None:
@@ -249,7 +278,9 @@ def _frames(given: Media | None, *, still: bool) -> Frames | None:
     pixels = np.asarray(given)
     expected = "[H, W, 3]" if still else "[T, H, W, 3]"
     if pixels.dtype != np.uint8 or pixels.ndim != (3 if still else 4) or pixels.shape[-1] != 3:
-        raise RequestError(f"{'an image' if still else 'a video'} must be a path or uint8 pixels {expected}",
-                           value=f"{pixels.dtype} {list(pixels.shape)}")  # fmt: skip
+        raise RequestError(
+            f"{'an image' if still else 'a video'} must be a path or uint8 pixels {expected}",
+            value=f"{pixels.dtype} {list(pixels.shape)}",
+        )
     shape = (1, *pixels.shape) if still else pixels.shape
-    return Frames(np.ascontiguousarray(pixels).tobytes(), shape, source)  # type: ignore[arg-type]
+    return Frames(np.ascontiguousarray(pixels).tobytes(), shape, source)

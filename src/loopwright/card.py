@@ -122,6 +122,14 @@ class Card:
         return hashlib.sha256(json.dumps(_content(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
+def whole(settings: Mapping[str, Value], name: str) -> int:
+    """A setting that is a whole number. Raises CardError."""
+    value = settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CardError(f"setting {name} must be a whole number", value=value, remedy="correct the card")
+    return value
+
+
 def derive(base: Card, **changes: object) -> Card:
     """A variant: `base` with fields replaced; mappings are merged key by key. Unknown fields raise CardError."""
     known = [f.name for f in fields(Card)]
@@ -153,16 +161,17 @@ def loads(text: str, *, home: str = "", origin: str = "card") -> Card:
         return Card(
             **{
                 **data,
+                "loops": dict(data["loops"].items()),
                 "components": {k: Component(**v) for k, v in data["components"].items()},
                 "programs": {k: _program(v) for k, v in data["programs"].items()},
                 "defaults": {k: {n: _tuples(x) for n, x in v.items()} for k, v in data["defaults"].items()},
                 "settings": {k: _tuples(v) for k, v in data["settings"].items()},
-                "recipe": Recipe(**{k: _tuples(v) for k, v in data["recipe"].items()}),
+                "recipe": Recipe(**{k: _tuples(v) for k, v in data["recipe"].items()}),  # type: ignore[arg-type]
                 "claims": tuple(Claim(**v) for v in data["claims"]),
                 "home": home,
             }
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CardError(
             f"{origin} does not have the fields of a card ({error})", choices=[f.name for f in fields(Card)][:-1]
         ) from error
@@ -171,7 +180,11 @@ def loads(text: str, *, home: str = "", origin: str = "card") -> Card:
 def load_card(path: str | Path) -> Card:
     """Read `card.json`; "." components are found beside it."""
     path = Path(path)
-    return loads(path.read_text(encoding="utf-8"), home=str(path.parent), origin=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CardError(f"{path} is not text ({error})", remedy="write it with loopwright.card.dumps") from error
+    return loads(text, home=str(path.parent), origin=str(path))
 
 
 def _content(card: Card) -> dict[str, object]:

@@ -28,9 +28,9 @@ _PIPELINES = {pipeline: "wan" for pipeline in wan.PIPELINES}
 class Family(Protocol):
     """What a family's package offers."""
 
-    def describe(self, folder: Path, name: str = "") -> Card: ...  # noqa: D102
+    def describe(self, folder: Path, name: str = "") -> Card: ...
 
-    def loops(self, card: Card) -> Loops: ...  # noqa: D102
+    def loops(self, card: Card) -> Loops: ...
 
 
 def known() -> Iterator[Card]:
@@ -77,22 +77,33 @@ def locate(card: Card, component: Component) -> Path:
         return SHIPPED[source]
     if hub.is_local(source):
         return (Path(card.home) / source).resolve() if source.startswith(".") else Path(source).expanduser()
-    return hub.fetch(source, revision=component.revision or None, weights=True).folder
+    part = hub.fetch(source, revision=component.revision or None, subfolder=component.subfolder, weights=True).folder
+    return part.parents[len(Path(component.subfolder).parts) - 1] if component.subfolder else part
 
 
 def _local(folder: Path, name: str = "") -> Card:
     if not folder.is_dir():
-        raise WeightsError("no such folder", value=str(folder), choices=SHIPPED,
-                           remedy="give a Diffusers folder, a hub name (org/name) or a shipped id")  # fmt: skip
+        raise WeightsError(
+            "no such folder",
+            value=str(folder),
+            choices=SHIPPED,
+            remedy="give a Diffusers folder, a hub name (org/name) or a shipped id",
+        )
     if (folder / "card.json").is_file():
         return load_card(folder / "card.json")
     if not (folder / "model_index.json").is_file():
-        raise WeightsError(f"{folder} holds neither card.json nor model_index.json",
-                           remedy="give the top folder of a Diffusers checkpoint")  # fmt: skip
+        raise WeightsError(
+            f"{folder} holds neither card.json nor model_index.json",
+            remedy="give the top folder of a Diffusers checkpoint",
+        )
     pipeline = read_json(folder / "model_index.json").get("_class_name")
     family = _PIPELINES.get(str(pipeline))
     if family is None:
-        raise CardError(f"{folder}: no family makes this pipeline", value=pipeline, choices=sorted(_PIPELINES),
-                        remedy="or put a card.json beside model_index.json")  # fmt: skip
+        raise CardError(
+            f"{folder}: no family makes this pipeline",
+            value=pipeline,
+            choices=sorted(_PIPELINES),
+            remedy="or put a card.json beside model_index.json",
+        )
     module: Family = importlib.import_module(f".models.{family}", __package__)  # type: ignore[assignment]
     return module.describe(folder, name)

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 class LoopwrightError(ValueError):
     """One line for the user. `value` is what was given, `choices` what would do, `remedy` how to go on."""
 
-    def __init__(
-        self, message: str, *, value: object = None, choices: Iterable[object] = (), remedy: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, value: object = None, choices: Iterable[object] = (), remedy: str = "") -> None:
         parts = [message if value is None else f"{message}: {value!r}"]
         listed = ", ".join(str(choice) for choice in choices)
         if listed:

@@ -11,7 +11,7 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the target's folder, with its suffix; renamed on success, removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
+    temporary = path.with_name(f".loopwright-{uuid.uuid4().hex}{path.suffix.lower()}")
     try:
         yield temporary
         os.replace(temporary, path)

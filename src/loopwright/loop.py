@@ -3,30 +3,22 @@
 The engine asks `next` for a `Step`, runs its op somewhere (here, merged with others, as a graph, in another process,
 under autograd) and hands the `Result` to `advance`. `next` is pure: asked twice, it gives the same step.
 
-Deliberately absent: tensors' library (a `Tensor` is whatever has a shape and a dtype), schedulers, devices.
+Deliberately absent: schedulers, devices, and at run time even torch: a tensor is what has a shape and a dtype.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from .card import Card
 from .request import Request
 
-
-class Tensor(Protocol):
-    """What the contract needs to know of a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    @property
-    def dtype(self) -> Hashable: ...  # noqa: D102
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-Tensors = Mapping[str, Tensor]
-Op = Callable[..., Mapping[str, Tensor]]
+Tensors = Mapping[str, "Tensor"]
+Op = Callable[..., Tensors]
 Key = Hashable
 S = TypeVar("S")
 
@@ -93,12 +85,14 @@ class Result:
 
 
 class Env(Protocol):
-    """What a loop may see while it initialises: its model's card, its binding, host-side parts such as a tokenizer."""
+    """What a loop may see while it initialises: the card's settings, its binding, host-side parts as a tokenizer."""
 
-    card: Card
     binding: Binding
 
-    def part(self, name: str) -> object: ...  # noqa: D102
+    @property
+    def settings(self) -> Mapping[str, object]: ...
+
+    def part(self, name: str) -> object: ...
 
 
 class Loop(Protocol[S]):

@@ -17,10 +17,9 @@ import stat
 import statistics
 import struct
 import tempfile
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -33,7 +32,8 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from PIL import ExifTags, Image, ImageOps, ImageSequence
 from PIL.PngImagePlugin import PngInfo
 
-from loopwright.errors import MediaError
+from .errors import MediaError
+from .files import replacing
 
 Pixels = npt.NDArray[np.uint8]
 PathLike = str | os.PathLike[str]
@@ -75,15 +75,8 @@ def write(path: PathLike, frames: Pixels, *, fps: float, metadata: Mapping[str, 
     target = Path(path)
     writer = _writer(target)
     video, text = _as_video(frames), _dump(metadata)
-    temporary = target.parent / f".{_KEY}-{uuid.uuid4().hex}{target.suffix.lower()}"
-    try:
-        with _writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            writer(temporary, video, fps, text)
-            os.replace(temporary, target)
-    finally:
-        with suppress(OSError):  # nothing to remove: the parent was no folder, which the write has said already
-            temporary.unlink(missing_ok=True)
+    with _writing(target), replacing(target) as temporary:
+        writer(temporary, video, fps, text)
 
 
 def read_metadata(path: PathLike) -> dict[str, object]:
@@ -305,7 +298,7 @@ def _write_gif(path: Path, frames: Pixels, fps: float, text: str) -> None:
 
 
 def _write_webp(path: Path, frames: Pixels, fps: float, text: str) -> None:
-    options = {"lossless": True, "exact": True, "exif": _exif(text)}
+    options = {"lossless": True, "exif": _exif(text)}
     if len(frames) == 1:
         Image.fromarray(frames[0]).save(path, "WEBP", **options)
     else:

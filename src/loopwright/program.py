@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from .card import Card, Program, Stage
+from .card import Card, Program, Stage, whole
 from .errors import CardError, RequestError
 from .loop import Loop
 from .request import OUTPUTS, Frames, Request
@@ -33,27 +33,38 @@ def validate(card: Card, loops: Loops) -> None:
     """Raise CardError on the first contradiction: loops, semantics, precision, components, slots, outputs, defaults."""
     for name, semantics in card.loops.items():
         if semantics not in loops:
-            raise CardError(f"card {card.name}: loop {name!r} is unknown", value=semantics, choices=sorted(loops),
-                            remedy="name one of these, or add the loop to the family's table")  # fmt: skip
+            raise CardError(
+                f"card {card.name}: loop {name!r} is unknown",
+                value=semantics,
+                choices=sorted(loops),
+                remedy="name one of these, or add the loop to the family's table",
+            )
         if semantics not in card.recipe.assumes:
             raise CardError(
                 f"card {card.name}: its weights do not run under loop {name!r}",
-                value=semantics, choices=card.recipe.assumes,
+                value=semantics,
+                choices=card.recipe.assumes,
                 remedy="pick one of these, or weights made for that loop",
-            )  # fmt: skip
+            )
     for name, component in card.components.items():
         if component.dtype not in ("", "auto", *card.recipe.precision):
             raise CardError(
                 f"card {card.name}: component {name!r} has a precision its weights do not assume",
-                value=component.dtype, choices=card.recipe.precision, remedy="set the component's dtype to one of these",
-            )  # fmt: skip
+                value=component.dtype,
+                choices=card.recipe.precision,
+                remedy="set the component's dtype to one of these",
+            )
     for task, program in card.programs.items():
         _validate_program(card, task, program)
         _validate_defaults(card, task)
     for claim in card.claims:
         if claim.task not in card.programs:
-            raise CardError(f"card {card.name} claims parity for a task it does not have", value=claim.task,
-                            choices=sorted(card.programs))  # fmt: skip
+            raise CardError(
+                f"card {card.name} claims parity for a task it does not have",
+                value=claim.task,
+                choices=sorted(card.programs),
+                remedy="claim one of these",
+            )
 
 
 def _validate_program(card: Card, task: str, program: Program) -> None:
@@ -62,26 +73,44 @@ def _validate_program(card: Card, task: str, program: Program) -> None:
     for stage in program.stages:
         here = f"{where}, stage {stage.name}"
         if stage.loop not in card.loops:
-            raise CardError(f"{here}: loop is not declared", value=stage.loop, choices=sorted(card.loops),
-                            remedy="declare it under loops")  # fmt: skip
+            raise CardError(
+                f"{here}: loop is not declared",
+                value=stage.loop,
+                choices=sorted(card.loops),
+                remedy="declare it under loops",
+            )
         for name in stage.uses:
             if name not in card.components:
-                raise CardError(f"{here}: component is not declared", value=name, choices=sorted(card.components),
-                                remedy="declare it under components")  # fmt: skip
+                raise CardError(
+                    f"{here}: component is not declared",
+                    value=name,
+                    choices=sorted(card.components),
+                    remedy="declare it under components",
+                )
         for slot in stage.reads:
             if slot not in written:
-                raise CardError(f"{here}: reads a slot nobody has written before it", value=slot,
-                                choices=sorted(written), remedy="write it in an earlier stage")  # fmt: skip
+                raise CardError(
+                    f"{here}: reads a slot nobody has written before it",
+                    value=slot,
+                    choices=sorted(written),
+                    remedy="write it in an earlier stage",
+                )
         written.update(stage.writes)
     for name in program.inputs:
         if name not in ("image", "video"):
-            raise CardError(f"{where}: unknown input", value=name, choices=("image", "video"))
+            raise CardError(
+                f"{where}: unknown input", value=name, choices=("image", "video"), remedy="name one of these"
+            )
     for output, slot in program.outputs.items():
         if output not in OUTPUTS:
-            raise CardError(f"{where}: unknown output", value=output, choices=OUTPUTS)
+            raise CardError(f"{where}: unknown output", value=output, choices=OUTPUTS, remedy="name one of these")
         if slot not in written:
-            raise CardError(f"{where}: output {output!r} comes from a slot no stage writes", value=slot,
-                            choices=sorted(written), remedy="add the stage that writes it")  # fmt: skip
+            raise CardError(
+                f"{where}: output {output!r} comes from a slot no stage writes",
+                value=slot,
+                choices=sorted(written),
+                remedy="add the stage that writes it",
+            )
 
 
 def _validate_defaults(card: Card, task: str) -> None:
@@ -89,11 +118,17 @@ def _validate_defaults(card: Card, task: str) -> None:
     given = card.defaults.get(task, {})
     for name in given:
         if name not in known:
-            raise CardError(f"card {card.name}, task {task}: default of no parameter", value=name, choices=known)
+            raise CardError(
+                f"card {card.name}, task {task}: default of no parameter",
+                value=name,
+                choices=known,
+                remedy="remove it or name one of these",
+            )
     missing = [name for name in known if name not in given]
     if missing:
-        raise CardError(f"card {card.name}, task {task}: no default for {', '.join(missing)}",
-                        remedy="add them under defaults")  # fmt: skip
+        raise CardError(
+            f"card {card.name}, task {task}: no default for {', '.join(missing)}", remedy="add them under defaults"
+        )
 
 
 def bind(card: Card, request: Request, loops: Loops) -> tuple[Bound, ...]:
@@ -111,7 +146,7 @@ def bind(card: Card, request: Request, loops: Loops) -> tuple[Bound, ...]:
 def task_of(card: Card, task: str | None, given: Sequence[str]) -> str:
     """The task asked for, or the one whose inputs are the media `given` ("image", "video")."""
     if task is not None:
-        if task not in card.programs:
+        if task not in list(card.programs):
             raise RequestError(f"{card.name} has no such task", value=task, choices=sorted(card.programs))
         return task
     for name, program in card.programs.items():
@@ -138,8 +173,10 @@ def resolve(
             raise RequestError(f"task {task} of {card.name} needs {name}", remedy=f"give {name}=")
     for name in media:
         if name not in card.programs[task].inputs:
-            raise RequestError(f"task {task} of {card.name} takes no {name}",
-                               choices=[t for t, p in card.programs.items() if name in p.inputs])  # fmt: skip
+            raise RequestError(
+                f"task {task} of {card.name} takes no {name}",
+                choices=[t for t, p in card.programs.items() if name in p.inputs],
+            )
     known = [*(f.name for f in fields(Request) if f.name != "model")]
     for name in given:
         if name not in known:
@@ -150,7 +187,7 @@ def resolve(
     if "prompt" not in values:
         raise RequestError("no prompt", remedy="give prompt=")
     if video is not None and given.get("num_frames") is None:
-        stride = _whole(card.settings["frame_stride"])
+        stride = whole(card.settings, "frame_stride")
         values["num_frames"] = (video.shape[0] - 1) // stride * stride + 1
     if values["guidance_scale_2"] is None and card.settings["boundary"] is not None:
         values["guidance_scale_2"] = values["guidance_scale"]
@@ -161,55 +198,73 @@ def resolve(
 
 def check(card: Card, request: Request) -> None:
     """Raise RequestError where the card cannot make what the request says, naming the nearest values it can."""
-    program, settings, recipe = card.programs[request.task], card.settings, card.recipe
-    if request.output not in program.outputs:
-        raise RequestError("unknown output", value=request.output, choices=program.outputs)
-    multiple, stride = _whole(settings["size_multiple"]), _whole(settings["frame_stride"])
-    for name in ("height", "width"):
-        size = _integer(name, getattr(request, name), 1)
-        if size % multiple or size < multiple:
-            raise RequestError(f"{name} must be a multiple of {multiple}", value=size,
-                               remedy=f"nearest: {_nearest(size, multiple)}")  # fmt: skip
-    frames = _integer("num_frames", request.num_frames, 1)
-    if (frames - 1) % stride:
-        near = _nearest(frames - 1, stride, low=0, plus=1)
-        raise RequestError(f"num_frames must be a multiple of {stride} plus 1", value=frames, remedy=f"nearest: {near}")
-    if request.video is not None and request.video.shape[0] < frames:
-        raise RequestError(f"the video has {request.video.shape[0]} frames, {frames} are asked for",
-                           remedy="give a longer video or fewer num_frames")  # fmt: skip
-    steps = _integer("num_inference_steps", request.num_inference_steps, 1)
-    if recipe.steps and steps not in recipe.steps:
-        raise RequestError(f"{card.name} is {recipe.kind} for certain step counts", value=steps, choices=recipe.steps)
-    for name in ("guidance_scale", "guidance_scale_2", "flow_shift"):
-        value = getattr(request, name)
-        if name == "guidance_scale" or value is not None:
-            _number(name, value, 0.0, math.inf)
-    if request.guidance_scale_2 is not None and settings["boundary"] is None:
-        raise RequestError(f"{card.name} has one expert and no guidance_scale_2", value=request.guidance_scale_2,
-                           remedy="leave it out")  # fmt: skip
-    if _number("strength", request.strength, 0.0, 1.0) == 0 or int(steps * request.strength) == 0:
-        raise RequestError(f"strength {request.strength} of {steps} steps leaves none to run",
-                           remedy=f"at least {1 / steps:.3g}")  # fmt: skip
-    if request.flow_shift is not None and request.flow_shift <= 0:
-        raise RequestError("flow_shift must be above 0", value=request.flow_shift)
+    if request.output not in card.programs[request.task].outputs:
+        outputs = card.programs[request.task].outputs
+        raise RequestError("unknown output", value=request.output, choices=outputs)
+    _check_geometry(card, request)
+    _check_schedule(card, request)
+    _check_guidance(card, request)
     _integer("fps", request.fps, 1)
     _integer("max_sequence_length", request.max_sequence_length, 1)
-    if not 0 <= _integer("seed", request.seed, 0) <= MAX_SEED:
+    if _integer("seed", request.seed, 0) > MAX_SEED:
         raise RequestError("seed is out of range", value=request.seed, remedy=f"0 to {MAX_SEED}")
     for name in ("prompt", "negative_prompt"):
         if not isinstance(getattr(request, name), str):
             raise RequestError(f"{name} must be text", value=getattr(request, name))
 
 
-def _nearest(size: int, multiple: int, low: int = 1, plus: int = 0) -> str:
+def _check_geometry(card: Card, request: Request) -> None:
+    multiple, stride = whole(card.settings, "size_multiple"), whole(card.settings, "frame_stride")
+    for name in ("height", "width"):
+        size = _integer(name, getattr(request, name), 1)
+        if size % multiple:
+            raise RequestError(
+                f"{name} must be a multiple of {multiple}", value=size, remedy=f"nearest: {_nearest(size, multiple)}"
+            )
+    frames = _integer("num_frames", request.num_frames, 1)
+    if (frames - 1) % stride:
+        near = _nearest(frames - 1, stride, low=0, plus=1)
+        raise RequestError(f"num_frames must be a multiple of {stride} plus 1", value=frames, remedy=f"nearest: {near}")
+    if request.video is not None and request.video.shape[0] < frames:
+        raise RequestError(
+            f"the video has {request.video.shape[0]} frames, {frames} are asked for",
+            remedy="give a longer video or fewer num_frames",
+        )
+
+
+def _check_schedule(card: Card, request: Request) -> None:
+    steps = _integer("num_inference_steps", request.num_inference_steps, 1)
+    if card.recipe.steps and steps not in card.recipe.steps:
+        raise RequestError(
+            f"{card.name} is {card.recipe.kind} for certain step counts, num_inference_steps is not one",
+            value=steps,
+            choices=card.recipe.steps,
+        )
+    _number("strength", request.strength, 0.0, 1.0)
+    if request.video is not None and int(steps * request.strength) == 0:
+        raise RequestError(
+            f"strength {request.strength} of {steps} steps leaves none to run", remedy=f"at least {1 / steps:.3g}"
+        )
+    if request.flow_shift is not None and _number("flow_shift", request.flow_shift, 0.0, math.inf) == 0:
+        raise RequestError("flow_shift must be above 0", value=request.flow_shift)
+
+
+def _check_guidance(card: Card, request: Request) -> None:
+    _number("guidance_scale", request.guidance_scale, 0.0, math.inf)
+    if request.guidance_scale_2 is not None:
+        _number("guidance_scale_2", request.guidance_scale_2, 0.0, math.inf)
+        if card.settings["boundary"] is None:
+            raise RequestError(
+                f"{card.name} has one expert and no guidance_scale_2",
+                value=request.guidance_scale_2,
+                remedy="leave it out",
+            )
+
+
+def _nearest(size: int, multiple: int, low: int = 1, plus: int = 0, most: float = math.inf) -> str:
     below = max(size // multiple, low) * multiple + plus
     above = (size // multiple + 1) * multiple + plus
-    return f"{below}" if below >= above else f"{below} or {above}"
-
-
-def _whole(value: object) -> int:
-    assert isinstance(value, int)
-    return value
+    return f"{below}" if below >= above or above > most else f"{below} or {above}"
 
 
 def _integer(name: str, value: object, low: int) -> int:

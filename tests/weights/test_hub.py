@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # pytest adds a test's own fold
 from standin_hub import StandinHub
 
 FETCH = """
-import json, sys
+import json, sys, time
+time.sleep = lambda seconds: None  # retries need not wait here
 from loopwright.errors import LoopwrightError
 from loopwright.weights.hub import fetch
 try:
@@ -207,6 +208,14 @@ def test_the_cache_serves_alone_when_the_hub_is_down_or_forbidden(tmp_path: Path
     assert got(hub, tmp_path / "home", "org/pipe", weights=True) == (folder, commit)
     message = refused(hub, tmp_path / "home", "org/never", weights=False)
     assert hub.endpoint in message and "HF_ENDPOINT" in message and "network" in message
+
+
+def test_a_cache_that_cannot_be_written_names_the_setting(hub: StandinHub, tmp_path: Path):
+    hub.add("org/disk", put(tmp_path / "disk", **{"config.json": "{}", "model.safetensors": b"x"}))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "hub").write_text("a file where the cache should be")
+    message = refused(hub, tmp_path / "home", "org/disk", weights=True)
+    assert "cannot store org/disk" in message and "HF_HOME" in message
 
 
 def test_a_folder_here_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

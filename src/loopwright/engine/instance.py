@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
-from ..card import Card, Component
+from ..card import Card, Component, Value
 from ..errors import CardError
 from ..loop import Binding
 from ..program import Loops, validate
@@ -64,6 +65,11 @@ class Instance:
         self._locate = locate
         self._residents: dict[str, Resident] = {}
 
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """The card's settings."""
+        return self.card.settings
+
     def part(self, name: str) -> object:
         """The component, loaded on first use. Raises CardError for a name the card does not declare."""
         return self._resident(name).part
@@ -78,7 +84,7 @@ class Instance:
 
     def parts(self, names: tuple[str, ...]) -> Mapping[str, torch.nn.Module]:
         """The modules a step uses."""
-        return {name: self._resident(name).part for name in names}  # type: ignore[misc]
+        return {name: cast(torch.nn.Module, self._resident(name).part) for name in names}
 
     def _resident(self, name: str) -> Resident:
         resident = self._residents.get(name)

@@ -1,9 +1,10 @@
-"""A request under way: which stage, the loop's state, the slots written so far. One call of `step` runs at most one step.
+"""A request under way: its stage, the loop's state, the slots written so far. `step` runs at most one step.
 
 Everything a job holds is in `slots` and `state`; ending it in any way drops both.
 """
 
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,7 +24,7 @@ Listener = Callable[[Event], None]
 class Observer(Protocol):
     """Sees every step of a job after it ran: for parity, traces and capture. Must not change what it sees."""
 
-    def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...  # noqa: D102
+    def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...
 
 
 class Job:
@@ -53,6 +54,11 @@ class Job:
         """Whether nothing will happen to the job any more."""
         return self.status in ("done", "failed", "cancelled")
 
+    @property
+    def runnable(self) -> bool:
+        """Whether `step` has something to do: a step to run, or a cancellation to carry out."""
+        return self.status != "waiting" or self._cancelled
+
     def cancel(self) -> None:
         """Ask to stop at the next step boundary. Safe from any thread."""
         self._cancelled = True
@@ -66,13 +72,17 @@ class Job:
 
     def step(self) -> None:
         """Run one step. Any error ends this job, and this job alone, with `Failed`."""
+        if self.ended:
+            return
         try:
+            self._started = self._started or time.perf_counter()
             if self._cancelled:
                 self._end("cancelled", Cancelled(self.id))
             else:
                 self._step()
         except Exception as error:
             self.error = error
+            _forget_locals(error)
             self._end("failed", Failed(self.id, error))
 
     def _step(self) -> None:
@@ -91,7 +101,6 @@ class Job:
 
     def _begin(self, bound: Bound) -> None:
         self.status = "running"
-        self._started = self._started or time.perf_counter()
         self._emit(Started(self.id, bound.stage.name))
         inputs = {slot: self.slots[slot] for slot in bound.stage.reads if slot in self.slots}
         self.state, self.index = bound.loop.init(self.request, inputs, self.model), 0
@@ -103,15 +112,13 @@ class Job:
         handles = {name: (self.slots[ref.slot],) for name, ref in step.handles.items()}
         with torch.no_grad():
             tensors = step.op(self.model.parts(step.uses), **step.tensors, **handles, **step.static)
-        host = {name: tensors[name].tolist() for name in step.reads}  # type: ignore[attr-defined]
+        host = {name: tensors[name].tolist() for name in step.reads}
         result = Result(tensors, host)
         for observer in self._observers:
             observer.on_step(self, step, key, result)
         self.state, emitted = bound.loop.advance(self.state, result)
         self.index += 1
-        self._emit(
-            Stepped(self.id, bound.stage.name, step.unit, self.index, total, time.perf_counter() - begun)
-        )
+        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, total, time.perf_counter() - begun))
         if emitted:
             self._emit(Artifact(self.id, bound.stage.name, emitted))
 
@@ -121,7 +128,7 @@ class Job:
             written = dict(zip(bound.stage.writes, written.values(), strict=True))
         elif unknown := set(written) - set(bound.stage.writes):
             raise AssertionError(f"stage {bound.stage.name} wrote undeclared slots {sorted(unknown)}")
-        self.slots.update(written)  # type: ignore[arg-type]
+        self.slots.update(written)
         self.state, self.stage = None, self.stage + 1
         if self.stage == len(self.stages):
             self.output = {slot: tensor for slot, tensor in self.slots.items() if slot in self._outputs}
@@ -141,4 +148,15 @@ class Job:
 
     def _emit(self, event: Event) -> None:
         if self._listener is not None:
-            self._listener(event)
+            try:
+                self._listener(event)
+            except Exception:
+                self._listener = None  # it ends this job once; telling it of that would end the runner as well
+                raise
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """A traceback keeps the variables of its frames alive, and with them every tensor of the failed step."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -46,7 +46,7 @@ class Serial:
     def _take(self) -> Job | None:
         for _ in range(len(self._jobs)):
             job = self._jobs.popleft()
-            if job.status != "waiting":
+            if job.runnable:
                 return job
             self._jobs.append(job)
         return None

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 
 from ..errors import StateError
 from ..files import replacing
-
 from ..request import Frames, from_json, to_json
 from .instance import Instance
 from .job import Job, Listener
 
 FORMAT = 1
+_TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
 
 
 def save(job: Job, path: str | Path) -> None:
@@ -59,10 +59,22 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise StateError(f"{path} is not a saved job ({error})") from error
-    if head["format"] != FORMAT:
-        raise StateError(f"{path} has another format", value=head["format"], choices=(FORMAT,))
-    if head["card"] != model.card.digest:
-        raise StateError(f"{path} belongs to another card", value=head["card"], choices=(model.card.digest,))
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        found = head.get("format") if isinstance(head, dict) else head
+        raise StateError(f"{path} has another format", value=found, choices=(FORMAT,))
+    if head.get("card") != model.card.digest:
+        raise StateError(f"{path} belongs to another card", value=head.get("card"), choices=(model.card.digest,))
+    try:
+        job = _continued(model, head, tensors, listener)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise StateError(f"{path} is damaged: it lacks what continues a job ({error!r})") from error
+    _check_binding(job.state, model, path)
+    return job
+
+
+def _continued(
+    model: Instance, head: Mapping[str, typing.Any], tensors: Mapping[str, torch.Tensor], listener: Listener | None
+) -> Job:
     pixels = {
         name: Frames(tensors[f"pixels/{name}"].numpy().tobytes(), tuple(shape), source)
         for name, (shape, source) in head["pixels"].items()
@@ -75,25 +87,23 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
     if head["state"] is not None:
         job.state = _unpack(head["state"], job.stages[job.stage].loop.state_type, moved)
         job.status = "running"
-        _check_binding(job.state, model, path)
     return job
 
 
 def _check_binding(state: object, model: Instance, path: str | Path) -> None:
     bound = getattr(state, "binding", model.binding)
     if bound != model.binding:
-        raise StateError(f"{path} was saved on another device or precision", value=f"{bound}",
-                         choices=(model.binding,))  # fmt: skip
+        raise StateError(f"{path} was saved on another device or precision", value=f"{bound}", choices=(model.binding,))
 
 
 def _pack(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:
     """JSON for `value`, its tensors put aside under names."""
     if isinstance(value, torch.Tensor):
         tensors[name] = value
-        return {"tensor": name}
+        return {_TENSOR: name}
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _pack(getattr(value, f.name), f"{name}/{f.name}", tensors) for f in fields(value)}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _pack(item, f"{name}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
@@ -102,13 +112,13 @@ def _pack(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:
     raise TypeError(f"{name} of a loop's state is a {type(value).__name__}, which does not serialise")
 
 
-def _unpack(value: typing.Any, kind: typing.Any, tensors: Mapping[str, torch.Tensor]) -> typing.Any:
+def _unpack(value: typing.Any, kind: typing.Any, tensors: Mapping[str, torch.Tensor]) -> typing.Any:  # noqa: ANN401
     """The inverse of `_pack`, guided by the type annotations of the state."""
-    if isinstance(value, dict) and set(value) == {"tensor"}:
-        return tensors[value["tensor"]]
-    if is_dataclass(kind):
+    if isinstance(value, dict) and set(value) == {_TENSOR}:
+        return tensors[value[_TENSOR]]
+    if is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
-        return kind(**{name: _unpack(item, hints[name], tensors) for name, item in value.items()})  # type: ignore
+        return kind(**{name: _unpack(item, hints[name], tensors) for name, item in value.items()})
     arguments = typing.get_args(kind)
     if isinstance(value, dict):
         return {key: _unpack(item, arguments[1] if arguments else object, tensors) for key, item in value.items()}
@@ -116,6 +126,3 @@ def _unpack(value: typing.Any, kind: typing.Any, tensors: Mapping[str, torch.Ten
         inner = arguments[0] if arguments else object
         return tuple(_unpack(item, inner, tensors) for item in value)
     return value
-
-
-

@@ -1,6 +1,6 @@
 """A loop over chunks of time with a carry: causal video autoencoders, a latent frame a step.
 
-    Chunked("wan_vae.decode/v1", part="vae", prepare=..., opening=open_latents, chunk=decode_chunk, length=1, slot="frames")
+    Chunked("wan_vae.decode/v1", "vae", prepare, count, open_latents, decode_chunk, 1, "frames", Unit.DECODE)
 
 The carry (what diffusers keeps on the module) is in the state, so decodes of many requests interleave frame by frame.
 Steps: one `opening` on the whole input, one `chunk` for the first frame, one for each `length` frames after it, and,
@@ -85,10 +85,15 @@ class Chunked:
         return self._after(state, closed=tensors["out"], outputs=state.outputs), {}
 
     def _after(
-        self, state: ChunkedState, *, start: dict[str, torch.Tensor] | None = None, opened: torch.Tensor | None = None,
-        carry: dict[str, torch.Tensor] | None = None, outputs: dict[str, torch.Tensor] | None = None,
+        self,
+        state: ChunkedState,
+        *,
+        start: dict[str, torch.Tensor] | None = None,
+        opened: torch.Tensor | None = None,
+        carry: dict[str, torch.Tensor] | None = None,
+        outputs: dict[str, torch.Tensor] | None = None,
         closed: torch.Tensor | None = None,
-    ) -> ChunkedState:  # fmt: skip
+    ) -> ChunkedState:
         return ChunkedState(
             state.binding,
             state.start if start is None else start,

@@ -21,5 +21,7 @@ def finite(x: torch.Tensor) -> torch.Tensor:
 def require_finite(result: Result, what: str) -> None:
     """Raise ModelError naming `what` if the op's `finite` flag, read by the host, is false."""
     if not all(result.host["finite"]):
-        raise ModelError(f"the model produced NaN or infinity in {what}",
-                         remedy="check the weights and the precision (dtype=float32 tells which)")  # fmt: skip
+        raise ModelError(
+            f"the model produced NaN or infinity in {what}",
+            remedy="check the weights and the precision (dtype=float32 tells which)",
+        )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..card import Value
+from ..card import Value, whole
 from ..loop import Binding, Env, Ref, Result, Step, Tensors, Unit
 from ..request import Request
 from ..sampling import solvers
@@ -32,9 +32,7 @@ class Solver:
 
     semantics: str
     schedule: Callable[..., Schedule]
-    update: Callable[
-        [torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]
-    ]  # fmt: skip
+    update: Callable[[torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]]
     remembers: bool
 
     def table(self, sigmas: NDArray[np.float32], order: int, start: int) -> NDArray[np.float64]:
@@ -71,15 +69,20 @@ def denoise_step(
     conditioning = {name: rows(item) for name, item in more.items() if isinstance(item, tuple)}
 
     def forward(embeds: torch.Tensor, copies: int, scale: torch.Tensor | None) -> torch.Tensor:
-        x, t, extra = (latents, row[:, 0], conditioning) if copies == 1 else (
-            torch.cat([latents] * copies), row[:, 0].repeat(copies),
-            {name: torch.cat([item] * copies) for name, item in conditioning.items()},
-        )  # fmt: skip
+        x, t, extra = (
+            (latents, row[:, 0], conditioning)
+            if copies == 1
+            else (
+                torch.cat([latents] * copies),
+                row[:, 0].repeat(copies),
+                {name: torch.cat([item] * copies) for name, item in conditioning.items()},
+            )
+        )
         return velocity(parts[model], x, t, embeds, **extra, **({} if scale is None else {"guidance": scale}))
 
     v = guided(guidance, forward, rows(text), rows(negative) if negative else None, row[:, 1])
-    after, history = SOLVERS[solver].update(latents, v, history, row[:, 2:])
-    return {"latents": after, "finite": finite(after), **history}
+    after, remembered = SOLVERS[solver].update(latents, v, history, row[:, 2:])
+    return {"latents": after, "finite": finite(after), **remembered}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +115,13 @@ class Denoise:
 
     def init(self, request: Request, inputs: Tensors, env: Env) -> DenoiseState:
         schedule, start = self._schedule(request, SOURCE in inputs)
-        noise = torch.randn(self._shape(request), generator=torch.Generator("cpu").manual_seed(request.seed))
+        generator = torch.Generator("cpu").manual_seed(request.seed)
+        noise = torch.randn(self._shape(request), generator=generator, dtype=torch.float32)
         x = noise.to(env.binding.device)
         if SOURCE in inputs:
-            x = solvers.mixed(inputs[SOURCE], x, float(schedule.sigmas[start]))  # type: ignore[arg-type]
+            x = solvers.mixed(inputs[SOURCE], x, float(schedule.sigmas[start]))
         experts, scales = self._experts(request, schedule)
-        order = int(self.settings["solver_order"])  # type: ignore[arg-type]
+        order = whole(self.settings, "solver_order")
         solver = SOLVERS[self.solver]
         table = np.column_stack([schedule.timesteps, scales, solver.table(schedule.sigmas, order, start)])
         named = {TEXT: "text", NEGATIVE: "negative"}
@@ -134,14 +138,14 @@ class Denoise:
 
     def _schedule(self, request: Request, from_source: bool) -> tuple[Schedule, int]:
         schedule = SOLVERS[self.solver].schedule(
-            request.num_inference_steps, shift=request.flow_shift, train_steps=self.settings["train_steps"]
+            request.num_inference_steps, shift=request.flow_shift, train_steps=whole(self.settings, "train_steps")
         )
         return schedule, first_step(schedule, request.strength) if from_source else 0
 
     def _shape(self, request: Request) -> tuple[int, int, int, int, int]:
-        s = {name: int(self.settings[name]) for name in ("channels", "spatial_stride", "frame_stride")}  # type: ignore
-        frames = (request.num_frames - 1) // s["frame_stride"] + 1
-        return 1, s["channels"], frames, request.height // s["spatial_stride"], request.width // s["spatial_stride"]
+        stride = whole(self.settings, "spatial_stride")
+        frames = (request.num_frames - 1) // whole(self.settings, "frame_stride") + 1
+        return 1, whole(self.settings, "channels"), frames, request.height // stride, request.width // stride
 
     def _experts(self, request: Request, schedule: Schedule) -> tuple[tuple[str, ...], NDArray[np.float64]]:
         """The expert and the guidance scale of each step: the first above the boundary, the second below it."""
@@ -150,8 +154,8 @@ class Denoise:
         boundary = self.settings["boundary"]
         if boundary is None:
             return (str(names[0]),) * len(schedule.timesteps), np.full(len(schedule.timesteps), request.guidance_scale)
-        assert isinstance(boundary, float) and isinstance(self.settings["train_steps"], int)
-        high = schedule.timesteps >= np.float32(boundary * self.settings["train_steps"])
+        assert isinstance(boundary, float) and request.guidance_scale_2 is not None
+        high = schedule.timesteps >= np.float32(boundary * whole(self.settings, "train_steps"))
         scales = np.where(high, request.guidance_scale, request.guidance_scale_2)
         return tuple(str(names[0 if above else 1]) for above in high), scales
 
@@ -181,8 +185,8 @@ class Denoise:
         return DenoiseState(
             state.binding,
             state.index + 1,
-            tensors["latents"],  # type: ignore[arg-type]
-            {name: tensors[name] for name in state.history},  # type: ignore[misc]
+            tensors["latents"],
+            {name: tensors[name] for name in state.history},
             state.table,
             state.experts,
             state.guidance,

@@ -22,7 +22,7 @@ def guided(
     uncond: torch.Tensor | None,
     scale: torch.Tensor,
 ) -> torch.Tensor:
-    """Velocity float32 [B, ...]. `forward(text, copies, scale)` runs the network on `copies` stacked copies of the rows.
+    """Velocity float32 [B, ...]. `forward(text, copies, scale)` runs the network on that many copies of the rows.
 
     `cond`, `uncond` [B, L, D]; `scale` float32 [B]. The scale reaches the network for "embedded" alone (else None).
     """

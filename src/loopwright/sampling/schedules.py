@@ -5,7 +5,7 @@
     schedule.timesteps                          # what the network is told, float64 [20]
 
 Source: the schedulers' configurations of Diffusers checkpoints; a test holds them equal to diffusers bit for bit.
-Deliberately absent: schedules of no checkpoint served here (Karras, exponential, beta); cards that name one are refused.
+Deliberately absent: schedules of no checkpoint served here (Karras, exponential, beta); a card with one is refused.
 """
 
 from dataclasses import dataclass

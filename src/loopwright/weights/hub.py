@@ -5,7 +5,7 @@
 
 The settings are huggingface_hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_XET. A download
 that broke off goes on where it stopped, in the same run and in the next (huggingface_hub itself starts a file over
-when the run ended; so does its Xet transfer, which moves most large files of huggingface.co). Deliberately absent:
+when the run ended; so does its Xet transfer, which moves most large files of the public hub). Deliberately absent:
 pickles (.bin, .pt, .ckpt), which run code when read; uploads; a cache of our own.
 """
 
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loopwright.errors import WeightsError
+from ..errors import WeightsError
 
 _SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 _VARIANT = re.compile(r"(.+)\.[a-z]\w*\.safetensors")
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_DISK = (errno.ENOSPC, errno.EDQUOT)  # the only ones that name no file
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,7 +65,8 @@ def fetch(name: str, *, revision: str | None = None, subfolder: str = "", weight
             _fetch_weights(name, folder, _named(name, files, subfolder), subfolder)
     if not (folder / subfolder).is_dir():
         folders = sorted({file.split("/")[0] for file in files if "/" in file})
-        raise WeightsError(f"no such folder in {name}", value=subfolder or "/", choices=folders)
+        remedy = "leave the subfolder out for the whole repository" if subfolder else "the repository is empty"
+        raise WeightsError(f"no such folder in {name}", value=subfolder or "/", choices=folders, remedy=remedy)
     return Snapshot(folder / subfolder, folder.name)
 
 
@@ -234,7 +235,7 @@ def _hindered(error: Exception, name: str, revision: str) -> WeightsError:
     if status is not None:
         remedy = "HF_TOKEN must be a token that may read it" if status in (401, 403) else "try again later"
         return WeightsError(f"{hub} refused {name} with HTTP status", value=status, remedy=remedy)
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
         remedy = "HF_HOME names another place for the cache"
         return WeightsError(f"cannot store {name} ({error.strerror})", remedy=remedy)
     remedy = "check the network and HF_ENDPOINT, then run again: what has arrived is kept"

@@ -53,8 +53,11 @@ def _module(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise WeightsError(f"{path} cannot be loaded ({_first_line(error)})", remedy="download it again") from error
     if missing := sorted(info["missing_keys"]):
-        raise WeightsError(f"{path} lacks {len(missing)} weights of {cls.__name__}", value=missing[0],
-                           remedy="download the checkpoint again")  # fmt: skip
+        raise WeightsError(
+            f"{path} lacks {len(missing)} weights of {cls.__name__}",
+            value=missing[0],
+            remedy="download the checkpoint again",
+        )
     assert isinstance(module, torch.nn.Module)
     return module.eval().requires_grad_(False)
 
@@ -64,7 +67,7 @@ def _first_line(error: Exception) -> str:
 
 
 def check_files(path: Path) -> None:
-    """Raise WeightsError if a safetensors file is absent, shorter or longer than its header says, or a shard is missing."""
+    """Raise WeightsError if there is no safetensors file, a wrong length in one, or a shard missing."""
     for index in path.glob("*.safetensors.index.json"):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -88,12 +91,20 @@ def _check_file(file: Path) -> None:
             if length > size - 8:
                 raise WeightsError(f"{file} is truncated inside its header", remedy="download it again")
             header = json.loads(stream.read(length))
-        end = max((item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"), default=0)
-    except (struct.error, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
+        end = 8 + length + max(ends, default=0)
+    except (
+        struct.error,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:
         raise WeightsError(f"{file} is not a safetensors file ({error})", remedy="download it again") from error
-    if size != 8 + length + end:
-        raise WeightsError(f"{file} is damaged: {size} bytes where its header says {8 + length + end}",
-                           remedy="download it again")  # fmt: skip
+    if size != end:
+        raise WeightsError(f"{file} is damaged: {size} bytes where its header says {end}", remedy="download it again")
 
 
 def count_parameters(folder: Path) -> int:

@@ -36,10 +36,15 @@ def encode_image(parts: Parts, *, pixels: torch.Tensor, dtype: str) -> Out:
 
 
 def velocity(
-    transformer: "WanTransformer3DModel", latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor, *,
-    condition: torch.Tensor | None = None, image_embeds: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Wan2.1 and the A14B experts. latents float32 [B, C, T, H, W], timestep [B] in 0..1000 -> velocity [B, C, T, H, W].
+    transformer: "WanTransformer3DModel",
+    latents: torch.Tensor,
+    timestep: torch.Tensor,
+    text: torch.Tensor,
+    *,
+    condition: torch.Tensor | None = None,
+    image_embeds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Wan2.1 and the A14B experts. latents float32 [B, C, T, H, W], timestep [B] in 0..1000 -> velocity of that shape.
 
     `condition` [B, 4 + C, T, H, W] is the image model's mask and encoded first frame.
     """
@@ -55,9 +60,13 @@ def velocity(
 
 
 def velocity_per_token(
-    transformer: "WanTransformer3DModel", latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor, *,
+    transformer: "WanTransformer3DModel",
+    latents: torch.Tensor,
+    timestep: torch.Tensor,
+    text: torch.Tensor,
+    *,
     first_frame: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Wan2.2 TI2V: a timestep per token [B, T*H*W/4]; tokens of a given first frame [B, C, 1, H, W] are at 0."""
     _, _, frames, height, width = latents.shape
     free = torch.ones(1, 1, frames, height, width, dtype=torch.float32, device=latents.device)
@@ -84,7 +93,7 @@ def pin_first_frame(parts: Parts, *, latents: torch.Tensor, first_frame: torch.T
 
 def open_pixels(parts: Parts, *, pixels: torch.Tensor, frames: int) -> Out:
     """Pixels [B, 3, N, H*s, W*s] in -1..1 -> the encoder's input; black frames are added up to `frames`."""
-    vae: AutoencoderKLWan = parts["vae"]  # type: ignore[assignment]
+    vae: AutoencoderKLWan = parts["vae"]
     missing = frames - pixels.shape[2]
     if missing:
         pixels = torch.cat([pixels, pixels.new_zeros(*pixels.shape[:2], missing, *pixels.shape[3:])], dim=2)
@@ -94,7 +103,7 @@ def open_pixels(parts: Parts, *, pixels: torch.Tensor, frames: int) -> Out:
 
 def encode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out:
     """The first frame, or four more -> one latent frame before the last convolution."""
-    vae: AutoencoderKLWan = parts["vae"]  # type: ignore[assignment]
+    vae: AutoencoderKLWan = parts["vae"]
     memory = _recall(carry, vae._cached_conv_counts["encoder"])
     out = vae.encoder(x, feat_cache=memory, feat_idx=[0])
     return {"out": out, "finite": finite(out), **_remember(memory, x)}
@@ -102,7 +111,7 @@ def encode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out
 
 def close_latents(parts: Parts, **chunks: torch.Tensor) -> Out:
     """All chunks -> the posterior's mode, normalised per channel, float32 [B, C, T, H, W]."""
-    vae: AutoencoderKLWan = parts["vae"]  # type: ignore[assignment]
+    vae: AutoencoderKLWan = parts["vae"]
     mean = vae.quant_conv(torch.cat(list(chunks.values()), dim=2)).chunk(2, dim=1)[0].float()
     shift, scale = _statistics(vae, mean)
     out = (mean - shift) * scale
@@ -120,7 +129,7 @@ def close_condition(parts: Parts, **chunks: torch.Tensor) -> Out:
 
 def open_latents(parts: Parts, *, latents: torch.Tensor) -> Out:
     """Normalised latents [B, C, T, H, W] -> the decoder's input."""
-    vae: AutoencoderKLWan = parts["vae"]  # type: ignore[assignment]
+    vae: AutoencoderKLWan = parts["vae"]
     z = latents.to(vae.dtype)
     shift, scale = _statistics(vae, z)
     return {"out": vae.post_quant_conv(z / scale + shift)}
@@ -128,7 +137,7 @@ def open_latents(parts: Parts, *, latents: torch.Tensor) -> Out:
 
 def decode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out:
     """One latent frame -> its pixels, uint8 [B, 1 or 4, H*s, W*s, 3]; rounding half to even, as numpy does."""
-    vae: AutoencoderKLWan = parts["vae"]  # type: ignore[assignment]
+    vae: AutoencoderKLWan = parts["vae"]
     memory = _recall(carry, vae._cached_conv_counts["decoder"])
     out = vae.decoder(x, feat_cache=memory, feat_idx=[0], first_chunk=not carry)
     kept = _remember(memory, x)
@@ -142,9 +151,12 @@ def decode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out
 
 def _statistics(vae: "AutoencoderKLWan", like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The latents' mean and the *reciprocal* of their deviation [1, C, 1, 1, 1], rounded as the reference rounds."""
-    mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1, 1).to(like.device, like.dtype)
-    scale = 1.0 / torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1).to(like.device, like.dtype)
-    return mean, scale
+    mean, deviation = (
+        # loading a component in another thread changes the default dtype for a while
+        torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1, 1).to(like.device, like.dtype)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return mean, 1.0 / deviation
 
 
 # A layer's memory is None before the first chunk, the word "Rep" after it in upsampling layers, then a tensor.

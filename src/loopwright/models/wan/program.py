@@ -1,42 +1,72 @@
 """The loops of the Wan family: the generic ones with Wan's ops, and the host's preparation of prompts and pixels."""
 
-from collections.abc import Hashable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import cast
 
 import numpy as np
 import torch
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from diffusers.video_processor import VideoProcessor
 from PIL import Image
+from transformers import BatchFeature
 
 from ...card import Card
-from ...loop import Env, Tensors, Unit
-from ...loops.chunked import Chunked
+from ...loop import Env, Loop, Op, Tensors, Unit
+from ...loops.chunked import Chunked, Opening
 from ...loops.denoise import NEGATIVE, TEXT, Denoise
 from ...loops.once import Calls, Once
 from ...program import Loops
 from ...request import Frames, Request
 from . import forward
 
+Prepare = Callable[[Request, Tensors, Env], Opening]
+
+# A fast tokenizer keeps padding and truncation on itself during a call; two threads would get each other's lengths.
+_TOKENISING = threading.Lock()
+
 
 def loops(card: Card) -> Loops:
     """Semantics -> loop, for the stages of any Wan card."""
     dtype = card.components["transformer"].dtype
     velocity = forward.velocity_per_token if card.settings["per_token"] else forward.velocity
-    encode = {"part": "vae", "frames": _pixel_frames, "opening": forward.open_pixels, "chunk": forward.encode_chunk,
-              "length": 4, "unit": Unit.ENCODE}  # fmt: skip
+
+    def encoder(semantics: str, prepare: Prepare, closing: Op) -> Chunked:
+        return Chunked(
+            semantics,
+            "vae",
+            prepare,
+            _pixel_frames,
+            forward.open_pixels,
+            forward.encode_chunk,
+            4,
+            "encoded pixels",
+            Unit.ENCODE,
+            closing,
+        )
+
     all_loops = [
         Once("wan.text/v1", forward.encode_text, "text_encoder", tokenise, {"dtype": dtype}),
         Once("wan.image/v1", forward.encode_image, "image_encoder", clip_pixels, {"dtype": dtype}),
         Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _given),
-        Chunked("wan_vae.encode/v1", prepare=pixels, slot="encoded", closing=forward.close_latents, **encode),  # type: ignore
-        Chunked("wan_vae.condition/v1", prepare=padded_pixels, slot="condition", closing=forward.close_condition,
-                **encode),  # type: ignore
-        Chunked("wan_vae.decode/v1", "vae", _latents, _latent_frames, forward.open_latents, forward.decode_chunk, 1,
-                "frames", Unit.DECODE),
+        encoder("wan_vae.encode/v1", pixels, forward.close_latents),
+        encoder("wan_vae.condition/v1", padded_pixels, forward.close_condition),
+        Chunked(
+            "wan_vae.decode/v1",
+            "vae",
+            _latents,
+            _latent_frames,
+            forward.open_latents,
+            forward.decode_chunk,
+            1,
+            "frames",
+            Unit.DECODE,
+        ),
         Denoise("euler", velocity, card.settings),
         Denoise("unipc", velocity, card.settings),
-    ]  # fmt: skip
-    return {loop.semantics: loop for loop in all_loops}  # type: ignore[misc]
+    ]
+    # a table of loops of different states: the engine treats each state as its loop's own
+    return {loop.semantics: cast(Loop[object], loop) for loop in all_loops}  # type: ignore[attr-defined]
 
 
 def tokenise(request: Request, inputs: Tensors, env: Env) -> Calls:
@@ -49,10 +79,16 @@ def tokenise(request: Request, inputs: Tensors, env: Env) -> Calls:
 
 def _tokens(env: Env, text: str, length: int) -> dict[str, torch.Tensor]:
     tokenizer = env.part("tokenizer")
-    tokens = tokenizer(  # type: ignore[operator]
-        [prompt_clean(text)], padding="max_length", max_length=length, truncation=True, add_special_tokens=True,
-        return_attention_mask=True, return_tensors="pt",
-    )  # fmt: skip
+    with _TOKENISING:
+        tokens = tokenizer(
+            [prompt_clean(text)],
+            padding="max_length",
+            max_length=length,
+            truncation=True,
+            add_special_tokens=True,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
     device = env.binding.device
     return {"ids": tokens.input_ids.to(device), "mask": tokens.attention_mask.to(device)}
 
@@ -60,11 +96,12 @@ def _tokens(env: Env, text: str, length: int) -> dict[str, torch.Tensor]:
 def clip_pixels(request: Request, inputs: Tensors, env: Env) -> Calls:
     """The image as its CLIP encoder wants it."""
     assert request.image is not None
-    processed = env.part("image_processor")(images=pictures(request.image)[0], return_tensors="pt")  # type: ignore
+    processor = cast(Callable[..., BatchFeature], env.part("image_processor"))
+    processed = processor(images=pictures(request.image)[0], return_tensors="pt")
     return {"image_embeds": {"pixels": processed.pixel_values.to(env.binding.device)}}
 
 
-def pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
+def pixels(request: Request, inputs: Tensors, env: Env) -> Opening:
     """The request's video, or its image as one frame, resized to its height and width."""
     media = request.image if request.video is None else request.video
     assert media is not None
@@ -72,7 +109,7 @@ def pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch
     return {"pixels": x}, {"frames": x.shape[2]}
 
 
-def padded_pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
+def padded_pixels(request: Request, inputs: Tensors, env: Env) -> Opening:
     """The request's image, to be followed by black frames."""
     assert request.image is not None
     return {"pixels": _resized(request.image, request, env)}, {"frames": request.num_frames}
@@ -80,8 +117,8 @@ def padded_pixels(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str
 
 def _resized(media: Frames, request: Request, env: Env) -> torch.Tensor:
     """float32 [1, 3, N, H, W] in -1..1."""
-    processor = VideoProcessor(vae_scale_factor=env.card.settings["spatial_stride"])
-    video = processor.preprocess_video(pictures(media), height=request.height, width=request.width)
+    processor = VideoProcessor(vae_scale_factor=env.settings["spatial_stride"])
+    video: torch.Tensor = processor.preprocess_video(pictures(media), height=request.height, width=request.width)
     return video.to(env.binding.device, dtype=torch.float32)
 
 
@@ -90,12 +127,12 @@ def pictures(media: Frames) -> list[Image.Image]:
     return [Image.fromarray(frame) for frame in np.frombuffer(media.data, np.uint8).reshape(media.shape)]
 
 
-def _latents(request: Request, inputs: Tensors, env: Env) -> tuple[dict[str, torch.Tensor], dict[str, Hashable]]:
-    return {"latents": inputs["latents"]}, {}  # type: ignore[dict-item]
+def _latents(request: Request, inputs: Tensors, env: Env) -> Opening:
+    return {"latents": inputs["latents"]}, {}
 
 
 def _given(request: Request, inputs: Tensors, env: Env) -> Calls:
-    return {"latents": dict(inputs)}  # type: ignore[dict-item]
+    return {"latents": dict(inputs)}
 
 
 def _pixel_frames(start: Mapping[str, torch.Tensor], static: Mapping[str, Hashable]) -> int:
