@@ -9,7 +9,7 @@ import torch
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from diffusers.video_processor import VideoProcessor
 from PIL import Image
-from transformers import BatchFeature
+from transformers import BatchEncoding, BatchFeature
 
 from ...card import Card
 from ...loop import Env, Loop, Op, Tensors, Unit
@@ -78,7 +78,7 @@ def tokenise(request: Request, inputs: Tensors, env: Env) -> Calls:
 
 
 def _tokens(env: Env, text: str, length: int) -> dict[str, torch.Tensor]:
-    tokenizer = env.part("tokenizer")
+    tokenizer = cast(Callable[..., BatchEncoding], env.part("tokenizer"))
     with _TOKENISING:
         tokens = tokenizer(
             [prompt_clean(text)],
