@@ -5,6 +5,7 @@
     result.save("fox.mp4")
 
 One seed gives the noise that diffusers draws with a CPU generator of that seed. Several threads may generate at once.
+Files are read and written through `media`, imported when first needed: workers that only compute need no codecs.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from . import __version__, catalog, media
+from . import __version__, catalog
 from .backends.device import pick, preferred_dtype
 from .card import Card, derive
 from .engine.events import Done, Event, Failed
@@ -60,6 +61,8 @@ class Result:
 
     def save(self, path: str | Path) -> Path:
         """Write .mp4, .gif or an image with the record embedded, or .safetensors with the latents."""
+        from . import media
+
         path = Path(path)
         if path.suffix == ".safetensors":
             with replacing(path) as temporary:
@@ -82,8 +85,8 @@ class Result:
 class Model:
     """A loaded model. Its components are read when first used."""
 
-    def __init__(self, source: str, revision: str | None, instance: Instance) -> None:
-        self.source, self.revision, self.instance = source, revision, instance
+    def __init__(self, source: str, instance: Instance) -> None:
+        self.source, self.instance = source, instance
 
     @property
     def card(self) -> Card:
@@ -188,7 +191,7 @@ class Model:
         return {
             "loopwright": __version__,
             "model": self.source,
-            "revision": self.revision,
+            "revision": self.card.components["transformer"].revision or None,  # the commit, where a branch was named
             "card": self.card.digest,
             "device": self.instance.binding.device,
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
@@ -221,13 +224,17 @@ def load(
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
-    instance = Instance(card, catalog.loops(card), store or Store(), device=device, locate=catalog.locate)
-    return Model(str(source), revision, instance)
+    instance = Instance(
+        card, catalog.loops(card), Store() if store is None else store, device=device, locate=catalog.locate
+    )
+    return Model(str(source), instance)
 
 
 def read_record(path: str | Path) -> dict[str, object]:
     """The record a saved result carries. Raises MediaError if the file has none."""
     if Path(path).suffix != ".safetensors":
+        from . import media
+
         return dict(media.read_metadata(path))
     try:
         with safe_open(path, framework="pt") as file:
@@ -273,6 +280,8 @@ def _frames(given: Media | None, *, still: bool) -> Frames | None:
         return given
     source = ""
     if isinstance(given, (str, Path)):
+        from . import media
+
         source = str(given)
         given = media.read_image(given) if still else media.read_video(given)[0]
     pixels = np.asarray(given)

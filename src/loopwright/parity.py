@@ -181,9 +181,8 @@ def _theirs(card: Card, request: Request, ours: Trace, device: str) -> Trace:
         pipe = reference.pipeline(card, request, catalog.locate, device)
         with _tapped(trace, pipe.transformer):
             trace.latents = reference.run(pipe, request, card, lambda x: trace.steps.append(x.cpu())).cpu()
-    # the autoencoder on equal latents, and on its own
-    trace.network["decode"] = reference.decode(pipe, ours.latents)
-    trace.frames = reference.decode(pipe, trace.latents)
+        trace.frames = reference.decode(pipe, trace.latents)
+    trace.network["decode"] = reference.decode(pipe, ours.latents)  # the autoencoder on equal latents
     return trace
 
 
@@ -221,22 +220,25 @@ def _trajectory(claim: Claim, ours: Trace, theirs: Trace) -> Finding:
 
 
 def _batch(model: api.Model, request: Request, claims: Sequence[Claim]) -> Iterator[Finding]:
-    """The request alone, and interleaved with three strangers of other prompts, seeds and lengths."""
+    """The request alone, and interleaved with three strangers of other prompts, seeds and, if allowed, lengths."""
     alone = model.run(request)
     steps = request.num_inference_steps
-    others = [
-        replace(request, prompt=f"stranger {i}", seed=request.seed + i, num_inference_steps=n)
-        for i, n in enumerate(
-            (steps, *([steps] * 2 if model.card.recipe.steps else [steps + 1, max(2, steps - 1)])), start=1
-        )
+    lengths = [steps] * 3 if model.card.recipe.steps else [steps, steps + 1, max(2, steps - 1)]
+    strangers = [
+        replace(request, prompt=f"stranger {i}", seed=request.seed + i, num_inference_steps=n, output=output)
+        for i, (n, output) in enumerate(zip(lengths, ("video", "latents", "latents"), strict=True), start=1)
     ]
     runner = Interleaved()
-    jobs = [runner.submit(Job(model.instance, one)) for one in (others[0], request, *others[1:])]
+    jobs = [runner.submit(Job(model.instance, one)) for one in (strangers[0], request, *strangers[1:])]
     runner.run()
     among = model.result(jobs[1])
+    errors = {
+        "latents": _relative(among.latents, alone.latents),
+        "frames": _relative(torch.from_numpy(among.video).float(), torch.from_numpy(alone.video).float()),
+    }
     for claim in claims:
-        measured = _relative(among.latents.cpu(), alone.latents.cpu())
-        yield _finding(claim, measured, "latents alone and interleaved with 3 strangers")
+        detail = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
+        yield _finding(claim, max(errors.values()), f"{detail}; alone and interleaved with 3 strangers")
 
 
 def _finding(claim: Claim, measured: float, detail: str) -> Finding:

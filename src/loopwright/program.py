@@ -198,8 +198,8 @@ def resolve(
 
 def check(card: Card, request: Request) -> None:
     """Raise RequestError where the card cannot make what the request says, naming the nearest values it can."""
-    if request.output not in card.programs[request.task].outputs:
-        outputs = card.programs[request.task].outputs
+    outputs = tuple(card.programs[request.task].outputs)
+    if request.output not in outputs:
         raise RequestError("unknown output", value=request.output, choices=outputs)
     _check_geometry(card, request)
     _check_schedule(card, request)
@@ -223,8 +223,11 @@ def _check_geometry(card: Card, request: Request) -> None:
             )
     frames = _integer("num_frames", request.num_frames, 1)
     if (frames - 1) % stride:
-        near = _nearest(frames - 1, stride, low=0, plus=1)
+        most = math.inf if request.video is None else request.video.shape[0]
+        near = _nearest(frames - 1, stride, low=0, plus=1, most=most)
         raise RequestError(f"num_frames must be a multiple of {stride} plus 1", value=frames, remedy=f"nearest: {near}")
+    if request.image is not None and request.image.shape[0] != 1:
+        raise RequestError("an image is one frame", value=request.image.shape[0], remedy="give the first frame alone")
     if request.video is not None and request.video.shape[0] < frames:
         raise RequestError(
             f"the video has {request.video.shape[0]} frames, {frames} are asked for",
@@ -242,9 +245,9 @@ def _check_schedule(card: Card, request: Request) -> None:
         )
     _number("strength", request.strength, 0.0, 1.0)
     if request.video is not None and int(steps * request.strength) == 0:
-        raise RequestError(
-            f"strength {request.strength} of {steps} steps leaves none to run", remedy=f"at least {1 / steps:.3g}"
-        )
+        least = min(1.0, math.ceil(1e6 / steps) / 1e6)  # rounded up, so that it is enough
+        raise RequestError(f"strength {request.strength} of {steps} steps leaves none to run",
+                           remedy=f"at least {least:g}")  # fmt: skip
     if request.flow_shift is not None and _number("flow_shift", request.flow_shift, 0.0, math.inf) == 0:
         raise RequestError("flow_shift must be above 0", value=request.flow_shift)
 

@@ -51,6 +51,8 @@ def unipc_table(sigmas: NDArray[np.float32], *, order: int = 2, start: int = 0) 
     steps = len(sigmas) - 1
     wide = [float(s) for s in sigmas]
     table = np.zeros((steps, 1 + (order + 3) + (order + 1)))
+    if not (np.diff(sigmas[start:]) < 0).all():
+        raise ValueError(f"UniPC has no finite coefficients for sigmas that do not fall: {wide}")
     used = 0
     for i in range(start, steps):
         table[i, 0] = wide[i]

@@ -1,0 +1,108 @@
+"""What a saved result says of how it was made, for `generate --like`.
+
+    past = read("fox.mp4")
+    model = past.load()                       # refused if the model's card has changed since
+    past.check_media("image", request.image)  # refused if the pixels have
+
+Deliberately absent: the weights' own identity; a card says what they are, not what they hold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import MediaError, RequestError, WeightsError
+from ..request import Frames
+
+if TYPE_CHECKING:
+    from ..api import Model
+
+Parameter = str | int | float | None
+_NEEDED = ("model", "card", "device", "dtypes", "sampler", "request")
+_APART = ("model", "task", "prompt", "image", "video", "image_digest", "video_digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The record in `file`, its request taken apart. `media` are the sources, `digests` the pixels' hashes."""
+
+    file: str
+    model: str
+    revision: str | None
+    card: str
+    device: str
+    dtypes: Mapping[str, str]
+    sampler: str
+    task: str
+    prompt: str
+    parameters: Mapping[str, Parameter]
+    media: Mapping[str, str]
+    digests: Mapping[str, str]
+
+    def load(self, device: str | None = None) -> "Model":
+        """The model as it ran, its weights not read yet. Raises RequestError if its card has changed since."""
+        from .. import api
+
+        try:
+            model = api.load(
+                self.model,
+                revision=self.revision,
+                device=device or self.device,
+                dtype=self.dtypes,
+                sampler=self.sampler,
+            )
+        except WeightsError as error:
+            raise WeightsError(
+                f"cannot load the model that made {self.file}: {error}",
+                remedy="if it lies elsewhere now, add --model-path",
+            ) from error
+        if model.card.digest != self.card:
+            raise RequestError(
+                f"{self.model} is not the model that made {self.file}: its card is {model.card.digest}, not",
+                value=self.card,
+                remedy=f"to run it as it is now, add --model-path {self.model}",
+            )
+        return model
+
+    def source(self, name: str) -> str:
+        """The file of its image or video. Raises RequestError if the pixels came from none."""
+        if not self.media.get(name):
+            raise RequestError(f"the {name} that {self.file} was made from was no file", remedy=f"give --{name}")
+        return self.media[name]
+
+    def check_media(self, name: str, frames: Frames | None) -> None:
+        """Raise RequestError if the image or video holds other pixels than it did."""
+        if frames is None or frames.digest != self.digests[name]:
+            source = self.media.get(name, "")
+            raise RequestError(
+                f"{source} no longer holds the {name} that {self.file} was made from",
+                remedy=f"bring it back, or add --{name} {source} to use it as it is now",
+            )
+
+
+def read(file: str) -> Past:
+    """The record of a saved result. Raises MediaError for a file without one."""
+    from .. import api
+
+    record = api.read_record(file)
+    missing = [name for name in _NEEDED if not record.get(name)]
+    request, dtypes, revision = record.get("request"), record.get("dtypes"), record.get("revision")
+    if missing or not isinstance(request, Mapping) or not isinstance(dtypes, Mapping) or not request.get("task"):
+        raise MediaError(
+            f"{file} carries a record that lacks {', '.join(missing or ['its request'])}",
+            remedy="give a file that loopwright generate wrote",
+        )
+    return Past(
+        file=file,
+        model=str(record["model"]),
+        revision=None if revision is None else str(revision),
+        card=str(record["card"]),
+        device=str(record["device"]),
+        dtypes=dtypes,
+        sampler=str(record["sampler"]),
+        task=str(request["task"]),
+        prompt=str(request.get("prompt", "")),
+        parameters={name: value for name, value in request.items() if name not in _APART},
+        media={name: str(request[name]) for name in ("image", "video") if request.get(name)},
+        digests={name: str(request[f"{name}_digest"]) for name in ("image", "video") if f"{name}_digest" in request},
+    )
