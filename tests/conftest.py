@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from diffusers.utils import logging as diffusers_logging
-from support import media_for
 from transformers.utils import logging as transformers_logging
 
 import loopwright
+import tiny
 from loopwright.api import Model
+from support import media_for
 
 torch.set_num_threads(1)
 for _logging in (diffusers_logging, transformers_logging):

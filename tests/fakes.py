@@ -25,7 +25,9 @@ def add(parts: Mapping[str, object], *, total: torch.Tensor, amount: float) -> T
     return {"total": total + amount, "seen": total.sum(1)}
 
 
-def add_lent(parts: Mapping[str, object], *, total: torch.Tensor, lent: tuple[torch.Tensor, ...], amount: float) -> Tensors:
+def add_lent(
+    parts: Mapping[str, object], *, total: torch.Tensor, lent: tuple[torch.Tensor, ...], amount: float
+) -> Tensors:
     """One more, and what is lent."""
     return {"total": total + amount + torch.cat(lent), "seen": total.sum(1)}
 

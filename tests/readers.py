@@ -1,4 +1,4 @@
-"""Who reads a field of a contract class: reads of `.field` in a source tree whose receiver is known to be of that class.
+"""Who reads a field of a contract class: reads of `.field` whose receiver is known to be of that class.
 
 A receiver's class is known, in this order, from
 1. the enclosing function's variables: annotated parameters, assignments, loop and comprehension targets;
@@ -136,8 +136,7 @@ class _Reads:
                 names.setdefault(target.id, kind)
         for node in ast.walk(function):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                if kind := _type(node.annotation, self.tree.classes):
-                    names[node.target.id] = kind
+                names[node.target.id] = _type(node.annotation, self.tree.classes)
             if isinstance(node, ast.For | ast.comprehension):
                 self._target(node.target, node.iter, names, words)
 
@@ -175,7 +174,9 @@ class _Reads:
         if isinstance(value, ast.BoolOp):
             return next((k for k in (self._known(v, names) for v in value.values) if k), ())
         if isinstance(value, ast.Tuple | ast.List):
-            return next((k for e in value.elts if isinstance(e, ast.Starred) and (k := self._known(e.value, names))), ())
+            return next(
+                (k for e in value.elts if isinstance(e, ast.Starred) and (k := self._known(e.value, names))), ()
+            )
         if isinstance(value, ast.Await):
             return self._known(value.value, names)
         if isinstance(value, ast.Call):

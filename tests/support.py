@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-import tiny
 import torch
 
+import tiny
 from loopwright.engine.instance import Instance
 from loopwright.engine.job import Job
 from loopwright.engine.runner import Serial
@@ -21,7 +21,7 @@ VIDEO = _RANDOM.integers(0, 256, (9, 40, 50, 3), dtype=np.uint8)
 def media_for(kind: str) -> dict[str, object]:
     """Parameters of a small request of that kind: its task, media and sizes; three to four denoising steps."""
     given: dict[str, object] = {"task": TASKS[kind], "height": 32, "width": 32, "num_inference_steps": 3, "seed": 3,
-                                "negative_prompt": "bad"}  # fmt: skip
+                                "negative_prompt": "bad", "max_sequence_length": 32}  # fmt: skip
     if TASKS[kind] == "image_to_video":
         given["image"] = IMAGE
     if kind == "v2v":

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import media_for, run, same
 
 import loopwright
 from loopwright.card import SCHEMA, Card, Component, Recipe, derive, dumps, load_card, loads
@@ -17,9 +16,12 @@ from loopwright.engine.instance import Store
 from loopwright.errors import CardError, LoopwrightError, RequestError
 from loopwright.models import wan
 from loopwright.weights import load as weights
+from support import media_for, run, same
 
 CARD = wan.KNOWN[0]
-STUDENT = Recipe(kind="distilled", assumes=tuple(s for s in CARD.recipe.assumes if s != "flow_unipc.cfg/v1"), steps=(4,))
+STUDENT = Recipe(
+    kind="distilled", assumes=tuple(s for s in CARD.recipe.assumes if s != "flow_unipc.cfg/v1"), steps=(4,)
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from readers import readers, sources_of
-from support import KINDS, run, same, tensors_in, watched, with_loops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import loopwright
@@ -21,6 +19,8 @@ from loopwright.card import Card, Claim, Component, Program, Recipe, Stage
 from loopwright.engine.saved import _pack, _unpack
 from loopwright.loop import Binding, Ref, Result, Step, Wait, key_of
 from loopwright.request import Frames, Request
+from readers import readers, sources_of
+from support import KINDS, run, same, tensors_in, watched, with_loops
 
 PACKAGE = Path(loopwright.__file__).parent
 CONTRACT = ("errors", "request", "card", "loop", "program")
@@ -76,7 +76,9 @@ def test_a_read_counts_only_on_a_receiver_of_that_class_and_outside_serialisatio
 @pytest.mark.parametrize("module", CONTRACT)
 def test_the_contract_imports_the_standard_library_and_itself_alone_at_run_time(module: str) -> None:
     tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))]
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             assert all(name.name.split(".")[0] in sys.stdlib_module_names for name in node.names)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import IMAGE, VIDEO, media_for
 
 from loopwright.card import Card, Claim, Component, Program, Recipe, Stage, derive
 from loopwright.engine.instance import Instance, Store
@@ -18,6 +17,7 @@ from loopwright.models import wan
 from loopwright.program import MAX_SEED, bind, resolve, task_of, validate
 from loopwright.request import Frames, Request
 from loopwright.sampling.schedules import euler_flow, first_step
+from support import IMAGE, VIDEO, media_for
 
 BY_NAME = {card.name.rpartition("/")[2]: card for card in wan.KNOWN}
 TEXT, IMAGE_CARD, BOTH, TWO = (BY_NAME[name] for name in (
@@ -127,7 +127,9 @@ def test_a_request_binds_the_stages_its_output_needs(task: str, output: str, sta
 
 def test_a_stage_whose_writes_nobody_needs_is_left_out() -> None:
     program = TEXT.programs[TASK]
-    card = derive(TEXT, programs={TASK: replace(program, stages=(Stage("idle", "text", (), ("unused",)), *program.stages))})
+    card = derive(
+        TEXT, programs={TASK: replace(program, stages=(Stage("idle", "text", (), ("unused",)), *program.stages))}
+    )
     request = resolve(card, prompt="x")
     assert "idle" not in [bound.stage.name for bound in bind(card, request, wan.loops(card))]
 
@@ -147,7 +149,9 @@ def test_the_task_follows_from_the_media(card: Card, media: dict[str, Frames], t
 
 
 def test_media_no_task_takes_are_refused_with_what_each_task_needs() -> None:
-    with pytest.raises(RequestError, match=r"no task that takes image; choices: text_to_video \(prompt alone\), video_to"):
+    with pytest.raises(
+        RequestError, match=r"no task that takes image; choices: text_to_video \(prompt alone\), video_to"
+    ):
         resolve(TEXT, prompt="x", image=frames())
     with pytest.raises(RequestError, match=r"no task that takes a prompt alone; choices: image_to_video \(image\)"):
         resolve(IMAGE_CARD, prompt="x")
@@ -279,7 +283,9 @@ def test_the_second_guidance_scale_defaults_to_the_first_and_needs_a_second_expe
 
 
 @given(st.integers(1, 2000), st.floats(0, 1))
-def test_strength_is_refused_exactly_when_it_leaves_no_step_and_the_remedy_leaves_one(steps: int, strength: float) -> None:
+def test_strength_is_refused_exactly_when_it_leaves_no_step_and_the_remedy_leaves_one(
+    steps: int, strength: float
+) -> None:
     def request(value: float) -> Request:
         return resolve(TEXT, prompt="x", video=frames(5), num_inference_steps=steps, strength=value)
 
@@ -351,8 +357,9 @@ def test_a_small_card_of_another_kind_is_checked_the_same_way() -> None:
     """`validate` knows nothing of the family: it runs on whatever loops it is given."""
     stage = Stage("only", "a", (), ("frames",), ("net",))
     defaults = TEXT.defaults[TASK]
-    card = Card("tiny", "x", {"net": Component("l.C")}, {"a": "a/v1"}, {"t": Program((stage,), (), {"video": "frames"})},
-                {"t": defaults}, {}, Recipe(assumes=("a/v1",)))  # fmt: skip
+    program = Program((stage,), (), {"video": "frames"})
+    recipe = Recipe(assumes=("a/v1",))
+    card = Card("tiny", "x", {"net": Component("l.C")}, {"a": "a/v1"}, {"t": program}, {"t": defaults}, {}, recipe)
     validate(card, {"a/v1": object()})
     with pytest.raises(CardError, match="'a/v1'; choices: b/v1"):
         validate(card, {"b/v1": object()})

@@ -260,16 +260,13 @@ def _with_precision(card: Card, dtype: str | Mapping[str, str] | None, device: s
     experts = card.settings["experts"]
     assert isinstance(experts, tuple)
     asked = {str(name): dtype for name in experts} if isinstance(dtype, str) else dict(dtype or {})
+    weighted = {name: component for name, component in card.components.items() if component.dtype}
     for name, value in asked.items():
         if value not in DTYPES:
             raise RequestError("unknown dtype", value=value, choices=DTYPES)
-        if name not in card.components:
-            raise RequestError(f"{card.name} has no such component", value=name, choices=card.components)
-    chosen = {
-        name: replace(component, dtype=asked.get(name, component.dtype))
-        for name, component in card.components.items()
-        if component.dtype
-    }
+        if name not in weighted:
+            raise RequestError(f"{card.name} has no such component with weights", value=name, choices=weighted)
+    chosen = {name: replace(component, dtype=asked.get(name, component.dtype)) for name, component in weighted.items()}
     auto = preferred_dtype(device)
     return derive(card, components={n: replace(c, dtype=auto) if c.dtype == "auto" else c for n, c in chosen.items()})
 

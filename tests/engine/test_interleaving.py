@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import run, same, tensors_in, with_loops
 
 from loopwright.api import Model
 from loopwright.engine.instance import Instance
@@ -18,6 +17,7 @@ from loopwright.loops.denoise import denoise_step
 from loopwright.models.wan import forward
 from loopwright.models.wan.program import tokenise
 from loopwright.request import Request
+from support import run, same, tensors_in, with_loops
 
 Work = Sequence[tuple[Instance, Request]]
 Outputs = list[dict[str, torch.Tensor] | None]

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import Boom, Count, Fake, Receive
-from support import finished, run, same, tensors_in
 
 import loopwright
+from fakes import Boom, Count, Fake, Receive
 from loopwright.engine.events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
 from loopwright.engine.instance import Instance
 from loopwright.engine.job import Job
@@ -18,6 +17,7 @@ from loopwright.engine.runner import Interleaved, Serial
 from loopwright.errors import ModelError, StateError
 from loopwright.loop import Key, Result, Step, Unit
 from loopwright.request import Request
+from support import finished, run, same, tensors_in
 
 
 def told(model: Instance, request: Request, **options: object) -> tuple[Job, list[Event]]:
@@ -33,7 +33,9 @@ def test_events_come_in_order_with_their_contents(ask: Callable) -> None:
     loaded, request = ask("ti2v", "unipc")
     job, events = told(loaded.instance, request)
     assert all(event.job == job.id for event in events)
-    shape = [(type(e).__name__, getattr(e, "stage", ""), getattr(e, "index", 0), getattr(e, "total", 0)) for e in events]
+    shape = [
+        (type(e).__name__, getattr(e, "stage", ""), getattr(e, "index", 0), getattr(e, "total", 0)) for e in events
+    ]
     assert shape == [
         ("Queued", "", 0, 0),
         ("Started", "text", 0, 0), ("Stepped", "text", 1, 2), ("Stepped", "text", 2, 2),
@@ -42,8 +44,10 @@ def test_events_come_in_order_with_their_contents(ask: Callable) -> None:
         ("Started", "denoise", 0, 0), ("Stepped", "denoise", 1, 3), ("Stepped", "denoise", 2, 3),
         ("Stepped", "denoise", 3, 3),
         ("Started", "pin", 0, 0), ("Stepped", "pin", 1, 1),
-        ("Started", "decode", 0, 0), ("Stepped", "decode", 1, 4), ("Stepped", "decode", 2, 4), ("Artifact", "decode", 0, 0),
-        ("Stepped", "decode", 3, 4), ("Artifact", "decode", 0, 0), ("Stepped", "decode", 4, 4), ("Artifact", "decode", 0, 0),
+        ("Started", "decode", 0, 0), ("Stepped", "decode", 1, 4),
+        ("Stepped", "decode", 2, 4), ("Artifact", "decode", 0, 0),
+        ("Stepped", "decode", 3, 4), ("Artifact", "decode", 0, 0),
+        ("Stepped", "decode", 4, 4), ("Artifact", "decode", 0, 0),
         ("Done", "", 0, 0),
     ]  # fmt: skip
     units = {e.stage: e.unit for e in events if isinstance(e, Stepped)}
@@ -215,7 +219,9 @@ def test_a_failed_job_holds_nothing_though_its_error_is_kept(monkeypatch: pytest
         ("vae", "NaN or infinity in frames, step 1 of 3"),
     ],
 )
-def test_nan_ends_the_job_with_an_error_that_names_the_step(part: str, match: str, checkpoint: Callable, ask: Callable) -> None:
+def test_nan_ends_the_job_with_an_error_that_names_the_step(
+    part: str, match: str, checkpoint: Callable, ask: Callable
+) -> None:
     own = loopwright.load(checkpoint("t2v"), device="cpu").instance
     with torch.no_grad():
         for parameter in own.part(part).parameters():
@@ -354,12 +360,15 @@ def test_keys_differ_between_solvers_tasks_and_precisions(ask: Callable, checkpo
     narrow = loopwright.load(checkpoint("t2v", "unipc"), device="cpu", dtype="bfloat16").instance
     euler = loopwright.load(checkpoint("t2v", "unipc"), device="cpu", sampler="euler").instance
     found = [denoise_keys(model, request) for model in (loaded.instance, narrow, euler)]
-    found.append(denoise_keys(*(lambda m, r: (m.instance, r))(*ask("i2v", "unipc"))))
+    other, image_request = ask("i2v", "unipc")
+    found.append(denoise_keys(other.instance, image_request))
     assert len(set().union(*found)) == 4
 
 
 @pytest.mark.parametrize("part", ["text_encoder", "transformer", "vae"])
-def test_new_weights_change_the_keys_of_that_components_steps_alone(part: str, checkpoint: Callable, ask: Callable) -> None:
+def test_new_weights_change_the_keys_of_that_components_steps_alone(
+    part: str, checkpoint: Callable, ask: Callable
+) -> None:
     own = loopwright.load(checkpoint("t2v"), device="cpu").instance
     request = ask("t2v")[1]
     before = log_of(own, request)
@@ -372,7 +381,9 @@ def test_new_weights_change_the_keys_of_that_components_steps_alone(part: str, c
 
 
 def test_a_lent_slot_is_handed_to_the_op_and_its_shape_is_in_the_key() -> None:
-    fake = Fake([Count(slot="given", steps=1), Count("count/v1", steps=2)], [("given",), ("latents",)], [(), ("given",)])
+    fake = Fake(
+        [Count(slot="given", steps=1), Count("count/v1", steps=2)], [("given",), ("latents",)], [(), ("given",)]
+    )
     log = Log()
     out = run(fake.model, fake.request(10), observers=(log,))
     assert torch.equal(out["latents"], torch.full((1, 4), 10.0 + 2 * (1.0 + 11.0)))

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import torch
-from fakes import Count, Fake, Receive
 
+from fakes import Count, Fake, Receive
 from loopwright.engine.events import Stepped
 from loopwright.engine.job import Job
 from loopwright.engine.runner import Interleaved, Serial
@@ -16,7 +16,9 @@ RUNNERS = (Serial, Interleaved)
 def counting(order: list[int], number: int, steps: int = 3) -> Job:
     """A job that writes its number at each step."""
     fake = Fake([Count(steps=steps)])
-    return Job(fake.model, fake.request(number), listener=lambda e: order.append(number) if isinstance(e, Stepped) else None)
+    return Job(
+        fake.model, fake.request(number), listener=lambda e: order.append(number) if isinstance(e, Stepped) else None
+    )
 
 
 def waiting(**options: object) -> Job:

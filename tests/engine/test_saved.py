@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, safe_open, save_file
-from support import finished, run, same
 
 import loopwright
 from loopwright.card import derive
@@ -22,6 +21,7 @@ from loopwright.engine.instance import Instance
 from loopwright.engine.job import Job
 from loopwright.errors import StateError
 from loopwright.models import wan
+from support import finished, run, same
 
 RESUME = """
 import sys
@@ -54,7 +54,9 @@ def save_at_every_step(model: Instance, request: object, folder: Path) -> list[P
     return paths
 
 
-@pytest.mark.parametrize(("kind", "scheduler"), [("t2v", "unipc"), ("i2v", "euler"), ("ti2v", "unipc"), ("v2v", "unipc")])
+@pytest.mark.parametrize(
+    ("kind", "scheduler"), [("t2v", "unipc"), ("i2v", "euler"), ("ti2v", "unipc"), ("v2v", "unipc")]
+)
 def test_a_request_continued_after_any_step_ends_the_same(kind, scheduler, ask: Callable, tmp_path: Path) -> None:
     loaded, request = ask(kind, scheduler)
     expected = run(loaded.instance, request)
@@ -67,7 +69,9 @@ def test_a_request_continued_after_any_step_ends_the_same(kind, scheduler, ask: 
     assert stages == {bound.stage.name for bound in Job(loaded.instance, request).stages}
 
 
-def test_a_request_continued_in_a_fresh_process_ends_the_same(ask: Callable, checkpoint: Callable, tmp_path: Path) -> None:
+def test_a_request_continued_in_a_fresh_process_ends_the_same(
+    ask: Callable, checkpoint: Callable, tmp_path: Path
+) -> None:
     arguments: list[str] = []
     expected: dict[Path, dict[str, torch.Tensor]] = {}
     for kind, scheduler in (("t2v", "unipc"), ("i2v", "euler")):
@@ -78,7 +82,8 @@ def test_a_request_continued_in_a_fresh_process_ends_the_same(ask: Callable, che
         expected |= {path: result for path in save_at_every_step(loaded.instance, request, folder)}
         arguments += [str(checkpoint(kind, scheduler)), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(Path(loopwright.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", RESUME, *arguments], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", RESUME, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(expected) > 20
     for path, result in expected.items():
@@ -193,8 +198,9 @@ def test_a_file_that_does_not_continue_is_refused_with_the_reason(half: tuple[In
 
 def test_another_precision_or_setting_is_another_card(half: tuple[Instance, Path]) -> None:
     model, path = half
-    for card in (derive(model.card, settings={"guidance": "batched"}),
-                 derive(model.card, components={"vae": replace(model.card.components["vae"], dtype="bfloat16")})):  # fmt: skip
+    narrow = replace(model.card.components["vae"], dtype="bfloat16")
+    for changes in ({"settings": {"guidance": "batched"}}, {"components": {"vae": narrow}}):
+        card = derive(model.card, **changes)
         other = Instance(card, wan.loops(card), model.store, device="cpu", locate=model._locate)
         refused(other, path, "belongs to another card")
 
@@ -263,10 +269,17 @@ NUMBER = st.floats(allow_nan=False)
 INNER = st.builds(Inner, NAME, st.lists(NUMBER, max_size=3).map(tuple))
 TENSOR = st.integers(0, 9).map(lambda n: torch.full((2, n), float(n)))
 OUTER = st.builds(
-    Outer, st.integers(), st.booleans(), st.none() | NAME, st.none() | TENSOR, INNER, st.lists(INNER, max_size=3).map(tuple),
-    st.dictionaries(NAME, TENSOR, max_size=3), st.dictionaries(NAME, st.dictionaries(NAME, TENSOR, max_size=2), max_size=2),
+    Outer,
+    st.integers(),
+    st.booleans(),
+    st.none() | NAME,
+    st.none() | TENSOR,
+    INNER,
+    st.lists(INNER, max_size=3).map(tuple),
+    st.dictionaries(NAME, TENSOR, max_size=3),
+    st.dictionaries(NAME, st.dictionaries(NAME, TENSOR, max_size=2), max_size=2),
     st.dictionaries(NAME, st.lists(st.integers(), max_size=3).map(tuple), max_size=2),
-)  # fmt: skip
+)
 
 
 def plain(value: object) -> object:
@@ -289,8 +302,9 @@ def test_any_state_of_plain_values_and_tensors_round_trips_through_json(state: O
     assert plain(saved._unpack(packed, Outer, tensors)) == plain(state)
 
 
-def test_slots_and_fields_may_have_any_name() -> None:
+@pytest.mark.parametrize("names", [("tensor",), ("tensor", "state"), ("a/b", "")])
+def test_slots_and_fields_may_have_any_name(names: tuple[str, ...]) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    value = {"tensor": torch.ones(2), "state": torch.zeros(1)}
+    value = {name: torch.ones(i) for i, name in enumerate(names)}
     packed = json.loads(json.dumps(saved._pack(value, "slots", tensors)))
     assert plain(saved._unpack(packed, dict[str, torch.Tensor], tensors)) == plain(value)

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from PIL import Image
-from support import IMAGE, KINDS, TASKS, VIDEO, finished, media_for, relative, run
 
+import tiny
 from loopwright.api import Model
 from loopwright.card import derive
 from loopwright.engine.instance import Instance, Store
@@ -20,10 +19,12 @@ from loopwright.engine.job import Job
 from loopwright.errors import CardError, WeightsError
 from loopwright.models import wan
 from loopwright.request import Request
+from support import IMAGE, KINDS, TASKS, VIDEO, finished, media_for, relative, run
 
 PROMPT = "a fox  &amp; a dog"
 SCHEDULERS = ("euler", "unipc")
 GUIDANCE = (1.0, 5.0)
+LONG = media_for("t2v") | {"max_sequence_length": 512}
 
 
 class Reference:
@@ -55,7 +56,7 @@ class Reference:
         return (pipeline.video_processor.postprocess_video(video, output_type="np")[0] * 255).round().astype(np.uint8)
 
     def __call__(self, kind: str, scheduler: str, output: str, **changes: object):
-        """"latent" as a tensor, "np" as uint8 frames [T, H, W, 3]."""
+        """ "latent" as a tensor, "np" as uint8 frames [T, H, W, 3]."""
         key = (kind, scheduler, output, tuple(sorted(changes.items())))
         if key not in self._answers:
             given = {**media_for(kind), "negative_prompt": "bad", **changes}
@@ -203,7 +204,9 @@ def test_a_step_costs_one_forward_without_guidance_and_two_with_it(kind, guidanc
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_expert_runs_its_own_steps_with_its_own_guidance(scheduler, model) -> None:
     loaded = model("a14b", scheduler)
-    request = request_of(loaded, "a14b", output="latents", num_inference_steps=8, guidance_scale=5.0, guidance_scale_2=1.0)
+    request = request_of(
+        loaded, "a14b", output="latents", num_inference_steps=8, guidance_scale=5.0, guidance_scale_2=1.0
+    )
     with calls(loaded.instance) as high, calls(loaded.instance, "transformer_2") as low:
         run(loaded.instance, request)
     above = [float(kwargs["timestep"]) for kwargs in high]
@@ -280,7 +283,7 @@ PROMPTS = {
 @pytest.mark.parametrize("name", PROMPTS)
 def test_prompts_are_cleaned_and_encoded_as_in_the_reference(name, model, reference: Reference) -> None:
     loaded, pipeline = model("t2v"), reference.pipeline("t2v")
-    request = loaded.request(PROMPTS[name], **(media_for("t2v") | {"negative_prompt": PROMPTS["mojibake"]}))
+    request = loaded.request(PROMPTS[name], **(LONG | {"negative_prompt": PROMPTS["mojibake"]}))
     ours = text_slots(loaded.instance, request)
     with torch.no_grad():
         prompt, negative = pipeline.encode_prompt(PROMPTS[name], PROMPTS["mojibake"], max_sequence_length=512)
@@ -291,7 +294,7 @@ def test_prompts_are_cleaned_and_encoded_as_in_the_reference(name, model, refere
 def test_cleaning_changes_the_text_before_it_is_read(name, model) -> None:
     loaded, clean = model("t2v"), prompt_clean(PROMPTS[name])
     assert clean != PROMPTS[name]
-    embeds = [text_slots(loaded.instance, loaded.request(text, **media_for("t2v")))["prompt_embeds"]
+    embeds = [text_slots(loaded.instance, loaded.request(text, **LONG))["prompt_embeds"]
               for text in (PROMPTS[name], clean, clean + "!")]  # fmt: skip
     assert torch.equal(embeds[0], embeds[1]) and not torch.equal(embeds[0], embeds[2])
 
@@ -299,7 +302,7 @@ def test_cleaning_changes_the_text_before_it_is_read(name, model) -> None:
 @pytest.mark.parametrize("length", [1, 7, 64, 226, 512])
 def test_max_sequence_length_is_the_number_of_tokens(length, model, reference: Reference) -> None:
     loaded, pipeline = model("t2v"), reference.pipeline("t2v")
-    request = loaded.request(PROMPTS["html entities"], **media_for("t2v"), max_sequence_length=length)
+    request = loaded.request(PROMPTS["html entities"], **(LONG | {"max_sequence_length": length}))
     ours = text_slots(loaded.instance, request)
     assert ours["prompt_embeds"].shape == (1, length, 32)
     with torch.no_grad():

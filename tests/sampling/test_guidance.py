@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import relative
 
 from loopwright.sampling.guidance import combine, guided
+from support import relative
 
 X = torch.randn(3, 4, 2, 5, generator=torch.Generator().manual_seed(0))
 COND, UNCOND = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,6 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from hypothesis import given
 from hypothesis import strategies as st
-from support import relative
 
 from loopwright.sampling.schedules import euler_flow, unipc_flow
 from loopwright.sampling.solvers import (
@@ -21,6 +20,7 @@ from loopwright.sampling.solvers import (
     unipc_table,
     unipc_update,
 )
+from support import relative
 
 Field = Callable[[torch.Tensor, float], torch.Tensor]
 SHAPE = (2, 3, 4, 5)

@@ -70,12 +70,12 @@ def check_files(path: Path) -> None:
     """Raise WeightsError if there is no safetensors file, a wrong length in one, or a shard missing."""
     for index in path.glob("*.safetensors.index.json"):
         try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            shards = {path / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{index} is damaged ({error})", remedy="download it again") from error
         for shard in sorted(shards):
-            if not (path / shard).is_file():
-                raise WeightsError(f"{path / shard} is missing", remedy="download the checkpoint again")
+            if not shard.is_file():
+                raise WeightsError(f"{shard} is missing", remedy="download the checkpoint again")
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{path} holds no safetensors weights", remedy="convert or download them as safetensors")
