@@ -154,7 +154,8 @@ class Fake:
         card = Card(
             "fake", "fake", {"transformer": Component("fake.Net", dtype="float32")},
             {f"loop{i}": name for i, name in enumerate(table)}, {TASK: Program(stages, (), {"latents": writes[-1][0]})},
-            {TASK: DEFAULTS}, {"size_multiple": 16, "frame_stride": 4, "boundary": None}, Recipe(assumes=tuple(table)),
+            {TASK: DEFAULTS}, {"size_multiple": 16, "frame_stride": 4, "experts": ("transformer",)},
+            Recipe(assumes=tuple(table)),
         )  # fmt: skip
         self.model = Instance(card, table, Store(), device="cpu", locate=lambda card, component: None)
         self.model._residents["transformer"] = Resident(torch.nn.Identity())

@@ -372,3 +372,15 @@ def test_a_finished_job_of_a_runner_has_a_result(model) -> None:
     job = Job(loaded.instance, loaded.request("a fox", **SMALL))
     finished(job)
     assert torch.equal(loaded.result(job).latents, loaded.generate("a fox", **SMALL).latents)
+
+
+def test_a_request_of_another_model_is_refused(ask) -> None:
+    model, request = ask("t2v")
+    with pytest.raises(RequestError, match="of another model: 'other'; choices: t2v-euler"):
+        model.run(replace(request, model="other"))
+
+
+def test_a_shift_no_solver_can_follow_is_a_request_error(ask) -> None:
+    model, request = ask("t2v", "unipc", flow_shift=1e6, num_inference_steps=4)
+    with pytest.raises(RequestError, match=r"unipc solver has no steps for flow_shift 1000000.0.*: 4; give a smaller"):
+        model.run(request)

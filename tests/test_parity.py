@@ -69,11 +69,11 @@ def test_a_disturbed_autoencoder_breaks_the_component_claim(checkpoint, monkeypa
 
 def test_what_cannot_be_verified_is_said(checkpoint, tmp_path):
     folder = str(checkpoint("t2v", "euler"))
-    with pytest.raises(RequestError, match="unknown reference.*comfyui.*choices: diffusers, self"):
+    with pytest.raises(RequestError, match=r"unknown reference.*comfyui.*choices: diffusers, self"):
         list(verify(folder, against="comfyui", device="cpu"))
-    with pytest.raises(RequestError, match="no such task.*choices: text_to_video, video_to_video"):
+    with pytest.raises(RequestError, match=r"no such task.*choices: text_to_video, video_to_video"):
         list(verify(folder, task="image_to_video", device="cpu"))
     card = catalog.find(folder)
     (tmp_path / "card.json").write_text(dumps(replace(card, claims=(replace(card.claims[0], level="vibes"),))))
-    with pytest.raises(CardError, match="unknown level.*vibes.*choices: component"):
+    with pytest.raises(CardError, match=r"unknown level.*vibes.*choices: component"):
         list(verify(str(tmp_path), device="cpu"))

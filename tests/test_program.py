@@ -359,7 +359,18 @@ def test_a_small_card_of_another_kind_is_checked_the_same_way() -> None:
     defaults = TEXT.defaults[TASK]
     program = Program((stage,), (), {"video": "frames"})
     recipe = Recipe(assumes=("a/v1",))
-    card = Card("tiny", "x", {"net": Component("l.C")}, {"a": "a/v1"}, {"t": program}, {"t": defaults}, {}, recipe)
+    card = Card(
+        "tiny",
+        "x",
+        {"net": Component("l.C")},
+        {"a": "a/v1"},
+        {"t": program},
+        {"t": defaults},
+        {"experts": ("net",)},
+        recipe,
+    )
     validate(card, {"a/v1": object()})
     with pytest.raises(CardError, match="'a/v1'; choices: b/v1"):
         validate(card, {"b/v1": object()})
+    with pytest.raises(CardError, match=r"experts must name its generating components: .*choices: net; correct"):
+        validate(derive(card, settings={"experts": ("gone",)}), {"a/v1": object()})

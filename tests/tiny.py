@@ -97,8 +97,10 @@ def _text_encoder() -> UMT5EncoderModel:
 
 
 def _clip() -> tuple[CLIPVisionModel, CLIPImageProcessor]:
-    config = CLIPVisionConfig(hidden_size=4, projection_dim=4, num_hidden_layers=2, num_attention_heads=2, image_size=32,
-                              intermediate_size=16, patch_size=1)  # fmt: skip
+    config = CLIPVisionConfig(
+        hidden_size=4, projection_dim=4, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+        intermediate_size=16, patch_size=1,
+    )  # fmt: skip
     return CLIPVisionModel(config).eval(), CLIPImageProcessor(crop_size=32, size=32)
 
 

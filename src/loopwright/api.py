@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from . import __version__, catalog
 from .backends.device import pick, preferred_dtype
-from .card import Card, derive
+from .card import Card, derive, experts
 from .engine.events import Done, Event, Failed
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
@@ -131,7 +131,9 @@ class Model:
         return self.run(request, listener=listener)
 
     def run(self, request: Request, *, listener: Listener | None = None) -> Result:
-        """Generate from a complete request. Raises what ended the job."""
+        """Generate from a complete request of this model. Raises what ended the job."""
+        if request.model != self.card.name:
+            raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
         job = Job(self.instance, request, listener=listener)
         runner = Serial()
         runner.submit(job)
@@ -176,7 +178,8 @@ class Model:
         if job.error is not None:
             raise job.error
         if job.output is None:
-            raise RequestError("the job has no result", value=job.status)
+            waiting = f"feed its port {job.waiting_for!r}" if job.waiting_for else "run it to its end"
+            raise RequestError("the job has no result", value=job.status, remedy=waiting)
         frames = job.output.get("frames")
         return Result(
             request=job.request,
@@ -191,7 +194,8 @@ class Model:
         return {
             "loopwright": __version__,
             "model": self.source,
-            "revision": self.card.components["transformer"].revision or None,  # the commit, where a branch was named
+            "revision": self.card.components[experts(self.card)[0]].revision
+            or None,  # the commit, where a branch was named
             "card": self.card.digest,
             "device": self.instance.binding.device,
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
@@ -257,9 +261,7 @@ def _with_sampler(card: Card, sampler: str | None) -> Card:
 
 
 def _with_precision(card: Card, dtype: str | Mapping[str, str] | None, device: str) -> Card:
-    experts = card.settings["experts"]
-    assert isinstance(experts, tuple)
-    asked = {str(name): dtype for name in experts} if isinstance(dtype, str) else dict(dtype or {})
+    asked = dict.fromkeys(experts(card), dtype) if isinstance(dtype, str) else dict(dtype or {})
     weighted = {name: component for name, component in card.components.items() if component.dtype}
     for name, value in asked.items():
         if value not in DTYPES:

@@ -130,6 +130,19 @@ def whole(settings: Mapping[str, Value], name: str) -> int:
     return value
 
 
+def experts(card: Card) -> tuple[str, ...]:
+    """The components that generate, by name: what precision, recipes and `dtype=` are about. Raises CardError."""
+    names = card.settings.get("experts")
+    if not isinstance(names, tuple) or not names or not all(name in card.components for name in names):
+        raise CardError(
+            f"card {card.name}: setting experts must name its generating components",
+            value=names,
+            choices=sorted(card.components),
+            remedy="correct the card",
+        )
+    return tuple(str(name) for name in names)
+
+
 def derive(base: Card, **changes: object) -> Card:
     """A variant: `base` with fields replaced; mappings are merged key by key. Unknown fields raise CardError."""
     known = [f.name for f in fields(Card)]

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from .card import Card, Program, Stage, whole
+from .card import Card, Program, Stage, experts, whole
 from .errors import CardError, RequestError
 from .loop import Loop
 from .request import OUTPUTS, Frames, Request
@@ -46,11 +46,12 @@ def validate(card: Card, loops: Loops) -> None:
                 choices=card.recipe.assumes,
                 remedy="pick one of these, or weights made for that loop",
             )
-    for name, component in card.components.items():
-        if component.dtype not in ("", "auto", *card.recipe.precision):
+    for name in experts(card):
+        dtype = card.components[name].dtype
+        if dtype not in ("auto", *card.recipe.precision):
             raise CardError(
                 f"card {card.name}: component {name!r} has a precision its weights do not assume",
-                value=component.dtype,
+                value=dtype,
                 choices=card.recipe.precision,
                 remedy="set the component's dtype to one of these",
             )
@@ -189,7 +190,7 @@ def resolve(
     if video is not None and given.get("num_frames") is None:
         stride = whole(card.settings, "frame_stride")
         values["num_frames"] = (video.shape[0] - 1) // stride * stride + 1
-    if values["guidance_scale_2"] is None and card.settings["boundary"] is not None:
+    if values["guidance_scale_2"] is None and card.settings.get("boundary") is not None:
         values["guidance_scale_2"] = values["guidance_scale"]
     request = Request(model=card.name, task=task, **values, **media)  # type: ignore[arg-type]
     check(card, request)
@@ -256,7 +257,7 @@ def _check_guidance(card: Card, request: Request) -> None:
     _number("guidance_scale", request.guidance_scale, 0.0, math.inf)
     if request.guidance_scale_2 is not None:
         _number("guidance_scale_2", request.guidance_scale_2, 0.0, math.inf)
-        if card.settings["boundary"] is None:
+        if card.settings.get("boundary") is None:
             raise RequestError(
                 f"{card.name} has one expert and no guidance_scale_2",
                 value=request.guidance_scale_2,

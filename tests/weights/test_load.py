@@ -178,7 +178,7 @@ def test_without_safetensors_there_are_no_weights(component: Component, folder: 
 
 
 @pytest.mark.parametrize(
-    ("component", "damage"), [(TRANSFORMER, "missing"), (TRANSFORMER, "garbage"), (TEXT, "garbage")]
+    ("component", "damage"), [(TRANSFORMER, "missing"), (TEXT, "missing"), (TRANSFORMER, "garbage"), (TEXT, "garbage")]
 )
 def test_a_configuration_that_cannot_be_read_is_a_weights_error(
     component: Component, damage: str, folder: Path
@@ -187,7 +187,7 @@ def test_a_configuration_that_cannot_be_read_is_a_weights_error(
     config.unlink()
     if damage == "garbage":
         config.write_text("{")
-    refused(folder, component, "cannot be loaded")
+    refused(folder, component, "config.json is missing" if damage == "missing" else "cannot be loaded")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def _row(card: "Card", *, ships: bool) -> dict[str, Cell]:
         "guidance": _number(first["guidance_scale"]),
         "parameters": sum(component.parameters for component in card.components.values()) or None,
         "where": "ships" if ships else "hub",
+        "recipe": card.recipe.kind,
+        "parents": list(card.recipe.parents),
     }
 
 

@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from ..card import Card, Component, Value
+from ..card import Card, Component, Value, experts
 from ..errors import CardError
 from ..loop import Binding
 from ..program import Loops, validate
@@ -61,7 +61,7 @@ class Instance:
     def __init__(self, card: Card, loops: Loops, store: Store, *, device: str, locate: Locate) -> None:
         validate(card, loops)
         self.card, self.loops, self.store = card, loops, store
-        self.binding = Binding(device, card.components["transformer"].dtype)
+        self.binding = Binding(device, card.components[experts(card)[0]].dtype)
         self._locate = locate
         self._residents: dict[str, Resident] = {}
 

@@ -40,6 +40,7 @@ class Job:
         self.state: object | None = None
         self.slots: dict[str, torch.Tensor] = {}
         self.status = "queued"
+        self.waiting_for = ""
         self.output: Tensors | None = None
         self.error: Exception | None = None
         self.seconds = 0.0
@@ -68,7 +69,7 @@ class Job:
         if self.state is None:
             raise StateError("the job is not running", value=self.status)
         self.state = self.stages[self.stage].loop.feed(self.state, port, item)
-        self.status = "running"
+        self.status, self.waiting_for = "running", ""
 
     def step(self) -> None:
         """Run one step. Any error ends this job, and this job alone, with `Failed`."""
@@ -92,12 +93,15 @@ class Job:
                 self._begin(bound)
             step = bound.loop.next(self.state)
             if isinstance(step, Wait):
-                self.status = "waiting"
+                self._wait(step)
                 return
             if step is not None:
                 self._run(bound, step)
                 return
             self._leave(bound)
+
+    def _wait(self, wait: Wait) -> None:
+        self.status, self.waiting_for = "waiting", wait.port
 
     def _begin(self, bound: Bound) -> None:
         self.status = "running"
@@ -143,7 +147,7 @@ class Job:
         self.slots = {name: tensor for name, tensor in self.slots.items() if name in read}
 
     def _end(self, status: str, event: Event) -> None:
-        self.status, self.state, self.slots = status, None, {}
+        self.status, self.state, self.slots, self.waiting_for = status, None, {}, ""
         self._emit(event)
 
     def _emit(self, event: Event) -> None:

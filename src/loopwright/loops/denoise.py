@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..card import Value, whole
+from ..errors import RequestError
 from ..loop import Binding, Env, Ref, Result, Step, Tensors, Unit
 from ..request import Request
 from ..sampling import solvers
@@ -123,7 +124,7 @@ class Denoise:
         experts, scales = self._experts(request, schedule)
         order = whole(self.settings, "solver_order")
         solver = SOLVERS[self.solver]
-        table = np.column_stack([schedule.timesteps, scales, solver.table(schedule.sigmas, order, start)])
+        table = np.column_stack([schedule.timesteps, scales, self._coefficients(request, schedule, order, start)])
         named = {TEXT: "text", NEGATIVE: "negative"}
         return DenoiseState(
             env.binding,
@@ -142,6 +143,16 @@ class Denoise:
         )
         return schedule, first_step(schedule, request.strength) if from_source else 0
 
+    def _coefficients(self, request: Request, schedule: Schedule, order: int, start: int) -> NDArray[np.float64]:
+        try:
+            return SOLVERS[self.solver].table(schedule.sigmas, order, start)
+        except ValueError as error:
+            raise RequestError(
+                f"the {self.solver} solver has no steps for flow_shift {request.flow_shift} and that many steps",
+                value=request.num_inference_steps,
+                remedy="give a smaller flow_shift or fewer num_inference_steps",
+            ) from error
+
     def _shape(self, request: Request) -> tuple[int, int, int, int, int]:
         stride = whole(self.settings, "spatial_stride")
         frames = (request.num_frames - 1) // whole(self.settings, "frame_stride") + 1
@@ -151,7 +162,7 @@ class Denoise:
         """The expert and the guidance scale of each step: the first above the boundary, the second below it."""
         names = self.settings["experts"]
         assert isinstance(names, tuple)
-        boundary = self.settings["boundary"]
+        boundary = self.settings.get("boundary")
         if boundary is None:
             return (str(names[0]),) * len(schedule.timesteps), np.full(len(schedule.timesteps), request.guidance_scale)
         assert isinstance(boundary, float) and request.guidance_scale_2 is not None

@@ -30,9 +30,12 @@ def guided(
         return forward(cond, 1, None).float()
     if kind == "embedded":
         return forward(cond, 1, scale).float()
-    assert uncond is not None
+    if uncond is None:
+        raise ValueError(f"{kind} guidance needs the unconditional branch")
     if kind == "serial":
         return combine(forward(cond, 1, None).float(), forward(uncond, 1, None).float(), scale)
+    if kind != "batched":
+        raise ValueError(f"unknown guidance {kind!r}; choices: none, serial, batched, embedded")
     with_text, without = forward(torch.cat([cond, uncond]), 2, None).float().chunk(2)
     return combine(with_text, without, scale)
 

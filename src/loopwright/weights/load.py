@@ -8,6 +8,7 @@ files and missing weights are errors that name the file, and nothing is ever fil
 
 import importlib
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def load_component(component: Component, folder: Path, device: str) -> torch.nn.
         raise WeightsError(f"{path} is missing", remedy="download the checkpoint again")
     if not component.dtype:
         return _host_side(cls, path)
+    if not (path / "config.json").is_file():
+        raise WeightsError(f"{path / 'config.json'} is missing", remedy="download the checkpoint again")
     check_files(path)
     return _module(cls, library, path, component.dtype).to(device)
 
@@ -84,6 +87,20 @@ def check_files(path: Path) -> None:
 
 
 def _check_file(file: Path) -> None:
+    length, header = _header(file)
+    end = 8 + length + max((item["data_offsets"][1] for item in header.values()), default=0)
+    size = file.stat().st_size
+    if size != end:
+        raise WeightsError(f"{file} is damaged: {size} bytes where its header says {end}", remedy="download it again")
+
+
+def count_parameters(folder: Path) -> int:
+    """Parameters stored in a folder's safetensors files, from their headers; 0 where there are none."""
+    return sum(math.prod(item["shape"]) for file in folder.glob("*.safetensors") for item in _header(file)[1].values())
+
+
+def _header(file: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:
+    """The header's length, and shape and offsets of each tensor. Raises WeightsError."""
     size = file.stat().st_size
     try:
         with file.open("rb") as stream:
@@ -91,32 +108,11 @@ def _check_file(file: Path) -> None:
             if length > size - 8:
                 raise WeightsError(f"{file} is truncated inside its header", remedy="download it again")
             header = json.loads(stream.read(length))
-        ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
-        end = 8 + length + max(ends, default=0)
-    except (
-        struct.error,
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-    ) as error:
+        tensors = {name: item for name, item in header.items() if name != "__metadata__"}
+        for item in tensors.values():
+            int(item["data_offsets"][1]), math.prod(item["shape"])
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        if isinstance(error, WeightsError):
+            raise
         raise WeightsError(f"{file} is not a safetensors file ({error})", remedy="download it again") from error
-    if size != end:
-        raise WeightsError(f"{file} is damaged: {size} bytes where its header says {end}", remedy="download it again")
-
-
-def count_parameters(folder: Path) -> int:
-    """Parameters stored in a folder's safetensors files, from their headers; 0 where there are none."""
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
-        for name, item in header.items():
-            if name != "__metadata__":
-                size = 1
-                for n in item["shape"]:
-                    size *= n
-                total += size
-    return total
+    return length, tensors

@@ -41,6 +41,21 @@ _UNIPC = {
 _UNIPC_DEFAULTS = {"prediction_type": "epsilon", "use_flow_sigmas": False}
 
 
+SETTINGS = (
+    "channels",
+    "spatial_stride",
+    "frame_stride",
+    "size_multiple",
+    "train_steps",
+    "solver_order",
+    "experts",
+    "boundary",
+    "per_token",
+    "guidance",
+)
+GUIDANCE = ("serial", "batched")
+
+
 def describe(folder: Path, name: str = "") -> Card:
     """The card of a Diffusers folder. Raises WeightsError or CardError naming the file and what is wrong with it."""
     index = read_json(folder / "model_index.json")
