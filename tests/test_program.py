@@ -362,7 +362,7 @@ def test_a_small_card_of_another_kind_is_checked_the_same_way() -> None:
     card = Card(
         "tiny",
         "x",
-        {"net": Component("l.C")},
+        {"net": Component("l.C", dtype="float32")},
         {"a": "a/v1"},
         {"t": program},
         {"t": defaults},
