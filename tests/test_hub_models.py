@@ -1,4 +1,4 @@
-"""A model by its hub name, end to end: the card from the small files, weights on first use, the commit in the record."""
+"""A model by its hub name, end to end: card from the small files, weights on first use, the commit in the record."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from standin_hub import StandinHub
-from support import media_for
 
 import loopwright
+from standin_hub import StandinHub
+from support import media_for
 
 REPO = "tester/tiny-wan"
 PROGRAM = """

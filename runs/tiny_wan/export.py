@@ -11,20 +11,22 @@ from pathlib import Path
 import torch
 from diffusers import WanPipeline
 from networks import build_scheduler, build_tokenizer, build_transformer
+from safetensors.torch import load_file
 from torch import nn
-from train import trained_autoencoder, trained_text_encoder
+from train import progress_file, trained_autoencoder, trained_text_encoder
 
 FLOW_SHIFT = 3.0
 
 
-def averaged_transformer(path: Path) -> nn.Module:
+def averaged_transformer(state: Path) -> nn.Module:
     """The transformer with its averaged weights."""
     transformer = build_transformer()
+    path = progress_file(state, "average")
     if path.exists():
-        values = torch.load(path, map_location="cpu", weights_only=True)["average"]["values"]
+        values = load_file(path)
         with torch.no_grad():
-            for parameter, value in zip(transformer.parameters(), values, strict=True):
-                parameter.copy_(value)
+            for name, parameter in transformer.named_parameters():
+                parameter.copy_(values[name])
     return transformer
 
 
@@ -35,7 +37,7 @@ def export(state: Path, output: Path, shift: float, warm_start: Path | None) -> 
     if statistics.exists():
         cache = torch.load(statistics, map_location="cpu", weights_only=True)
         vae.register_to_config(latents_mean=cache["mean"].tolist(), latents_std=cache["std"].tolist())
-    transformer = averaged_transformer(state / "text_to_video.pt")
+    transformer = averaged_transformer(state)
     text_encoder = trained_text_encoder(state)
     # Module.to() and not the pipeline's: diffusers would keep some of the transformer's layers in float32.
     for module in (vae, transformer, text_encoder):

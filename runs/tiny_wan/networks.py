@@ -8,6 +8,10 @@ from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
 TEXT_LENGTH = 128
 LATENT_CHANNELS = 24
 TRAIN_TIMESTEPS = 1000
+# What the text encoder writes into the first of its hidden dimensions; the others stay zero.
+PARTS = 16  # Cells of a sprite; every byte describes the one whose turn it is, counted from the end of the text.
+WRITTEN_PARTS = {"whole": 64, "cell": 28, "place": 8, "motion": 10, "background": 4}
+WRITTEN = sum(WRITTEN_PARTS.values())
 
 AUTOENCODER = {
     "base_dim": 24,
@@ -45,10 +49,10 @@ TEXT_ENCODER = {
     "vocab_size": 384,
     "d_model": 160,
     "d_kv": 40,
-    "num_heads": 4,
+    "num_heads": 6,
     "d_ff": 320,
     "num_layers": 4,
-    "relative_attention_num_buckets": 32,
+    "relative_attention_num_buckets": 256,  # One for every distance below 64, either way.
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.0,
     "feed_forward_proj": "gated-gelu",
@@ -90,20 +94,43 @@ def build_transformer() -> WanTransformer3DModel:
 
 
 def build_text_encoder() -> UMT5EncoderModel:
-    """A fresh text encoder over bytes, whose heads start by looking one, two and three bytes back.
+    """A fresh text encoder over bytes, whose heads start with two abilities that training finds only slowly.
 
-    From random attention, telling hundreds of names apart by their bytes stays on a plateau for very long.
+    Three heads of every layer look one, two and three bytes back: from random attention, telling hundreds of names
+    apart by their bytes stays on a plateau for very long. Two heads of each of the first two layers find the end of
+    the text where its distance has a certain binary digit: together they tell a byte its place in a cycle of PARTS.
     """
     encoder = UMT5EncoderModel(UMT5Config(**TEXT_ENCODER))
+    width, end = TEXT_ENCODER["d_kv"], TEXT_ENCODER["eos_token_id"]
     with torch.no_grad():
-        for block in encoder.encoder.block:
+        embedding = encoder.shared.weight
+        embedding[:, 0], embedding[:, 1], embedding[end, 1] = 1.0, 0.0, 4.0
+        encoder.encoder.final_layer_norm.weight[WRITTEN:] = 0.0
+        for depth, block in enumerate(encoder.encoder.block):
             attention = block.layer[0].SelfAttention
             attention.q.weight.mul_(0.3)
             bias = attention.relative_attention_bias.weight  # (buckets, heads); bucket n is n positions back.
             bias.zero_()
-            for head in range(bias.shape[1] - 1):
+            for head in range(3):
                 bias[head + 1, head] = 5.0
+            for digit in {0: (0, 1), 1: (2, 3)}.get(depth, ()):
+                head = 4 + digit % 2
+                bias[:, head] = digit_bias(attention, digit)
+                rows = slice(head * width, (head + 1) * width)
+                attention.q.weight[rows] = 0.0
+                attention.k.weight[rows] = 0.0
+                attention.q.weight[head * width, 0] = 3.0
+                attention.k.weight[head * width, 1] = 1.0
     return encoder
+
+
+def digit_bias(attention: torch.nn.Module, digit: int) -> torch.Tensor:
+    """A head's bias, by bucket, that shuts out all but positions ahead whose distance has this binary digit set."""
+    ahead = torch.arange(1, TEXT_LENGTH)
+    bias = torch.full((TEXT_ENCODER["relative_attention_num_buckets"],), -20.0)
+    bias[0] = -4.0  # The byte itself, for want of such a distance.
+    bias[attention._relative_position_bucket(ahead)] = torch.where((ahead >> digit) % 2 == 1, 0.0, -20.0)
+    return bias
 
 
 def build_tokenizer() -> ByT5Tokenizer:

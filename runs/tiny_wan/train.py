@@ -24,32 +24,42 @@ import torch.nn.functional as F
 from clips import (
     BACKGROUNDS,
     FRAMES,
+    GRID,
     MOTIONS,
     SIZE,
     Sprites,
+    background_table,
     caption,
     compose_clips,
     compose_frames,
+    draw,
     image_caption,
     split_triples,
 )
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from fast_autoencoder import FastAutoencoder, start_temporal_layers_as_copies
 from networks import (
+    PARTS,
     TEXT_LENGTH,
     TRAIN_TIMESTEPS,
+    WRITTEN,
+    WRITTEN_PARTS,
     build_autoencoder,
     build_text_encoder,
     build_transformer,
     byte_ids,
     encode_text,
 )
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from transformers import UMT5EncoderModel
 
 SPRITE_WEIGHT = 4.0  # A sprite covers a tenth of a frame and holds all of its detail.
 GRADIENT_WEIGHT = 0.5
 KL_WEIGHT = 5e-5
+TEXT_ENCODER_FILE = "text_encoder.safetensors"
+NAME_WEIGHT = 0.3
 CAPTION_DROPOUT = 0.1
 ONE_FRAME_SHARE = 0.1
 CAPTION_VARIANTS = 4
@@ -348,54 +358,144 @@ def trimmed_ids(texts: list[str], device: torch.device) -> torch.Tensor:
     return ids[:, : int((ids != 0).sum(dim=1).max())]
 
 
-def train_text_encoder(args: argparse.Namespace, sprites: Sprites, device: torch.device) -> None:
-    """Teach the text encoder to say, at every byte of a caption, which sprite, motion and background it names.
+@torch.no_grad()
+def sprite_codes(vae: AutoencoderKLWan, sprites: Sprites) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """What the text encoder shall say of every sprite, and the share of variance that the first part keeps.
 
-    The diffusion loss alone teaches a byte-level encoder hundreds of names far too slowly. A few minutes of plain
-    classification do, on a CPU, and afterwards the encoder stays frozen.
+    Each sprite is drawn on mid-gray so that it covers 4x4 cells of the autoencoder. The first part holds principal
+    components of its latents, (sprites, whole); the second each cell's latents and the coverage of its quarters,
+    (sprites, PARTS, cell). Sprites that look alike have codes that are alike.
+    """
+    count, device = len(sprites.names), sprites.images.device
+    middle, side = torch.full((count,), SIZE / 2, device=device), torch.full((count,), 32.0, device=device)
+    gray = torch.full((count, 3), 0.5, device=device)
+    picture, alpha = draw(sprites.images, gray, middle, middle, side, torch.zeros_like(middle))
+    cells = slice(SIZE // GRID // 2 - 2, SIZE // GRID // 2 + 2)
+    latents = torch.cat([FastAutoencoder(vae).encode(part)[0] for part in (picture * 2 - 1).unsqueeze(2).split(64)])
+    latents = latents[:, :, 0, cells, cells].float()
+    latents = (latents - latents.mean(dim=(0, 2, 3), keepdim=True)) / latents.std(dim=(0, 2, 3), keepdim=True)
+    coverage = F.avg_pool2d(alpha, GRID // 2).unflatten(2, (-1, 2)).unflatten(4, (-1, 2))
+    coverage = (coverage[:, 0, cells, :, cells] * 2 - 1).permute(0, 1, 3, 2, 4)
+    patches = torch.cat([latents.permute(0, 2, 3, 1).flatten(1, 2), coverage.flatten(3).flatten(1, 2)], dim=-1)
+
+    flat = latents.flatten(1) - latents.flatten(1).mean(dim=0)
+    _, scale, directions = torch.linalg.svd(flat, full_matrices=False)
+    kept = WRITTEN_PARTS["whole"]
+    whole = flat @ directions[:kept].T
+    deviation = whole.std(dim=0)
+    whole = whole / (deviation * deviation.mean()).sqrt()  # Half way to equal weights: the last ones are mostly noise.
+    return whole, patches, (scale[:kept].square().sum() / scale.square().sum()).item()
+
+
+class Describer:
+    """Compares the text encoder's hidden states with what they shall say of sprite, motion and background."""
+
+    def __init__(self, whole: torch.Tensor, patches: torch.Tensor) -> None:
+        device = whole.device
+        # A caption without a sprite, a motion or a background gets the last row of each table: zeros.
+        self.whole, self.patches = F.pad(whole, (0, 0, 0, 1)), F.pad(patches, (0, 0, 0, 0, 0, 1))
+        self.motion = F.pad(torch.eye(len(MOTIONS), device=device), (0, 1, 0, 1)) * 2
+        self.motion[-1, -1] = 2.0
+        self.background = F.pad(background_table(device) * 3 - 1.5, (0, 1, 0, 1))
+        self.background[-1, -1] = 2.0
+        cell = torch.arange(PARTS, device=device)
+        self.place = torch.cat([F.one_hot(cell // 4, 4), F.one_hot(cell % 4, 4)], dim=-1).float() * 1.5
+
+    def targets(self, real: torch.Tensor, said: torch.Tensor) -> list[torch.Tensor]:
+        """Each part of the hidden states, (texts, bytes, width), for texts that name the rows `said`."""
+        length = real.shape[1]
+        from_end = real.sum(dim=1, keepdim=True) - 1 - torch.arange(length, device=real.device)
+        part = from_end % PARTS
+        sprite, motion, background = (column.unsqueeze(1).expand(-1, length) for column in said.unbind(dim=1))
+        return [
+            self.whole[sprite],
+            self.patches[sprite, part],
+            self.place[part],
+            self.motion[motion],
+            self.background[background],
+        ]
+
+    def nearest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Negative squared distance to each sprite's code."""
+        return -torch.cdist(hidden[..., : self.whole.shape[1]], self.whole[:-1]).square()
+
+
+def train_text_encoder(args: argparse.Namespace, sprites: Sprites, device: torch.device) -> None:
+    """Teach the text encoder to describe, at every byte of a caption, what the sprite that it names looks like.
+
+    The diffusion loss alone teaches a byte-level encoder hundreds of names far too slowly, and a transformer that is
+    told only which of hundreds of names it is has to learn each drawing by heart. So this stage teaches names on
+    their own, cheaply, and what they stand for: codes made from the autoencoder's latents. The encoder then stays
+    frozen.
     """
     training, held_out = split_triples(sprites.names)
     encoder = build_text_encoder().to(device)
-    sizes = [len(sprites.names), len(MOTIONS) + 1, len(BACKGROUNDS) + 1]
-    head = nn.Linear(encoder.config.d_model, sum(sizes)).to(device)
-    path = args.state / "text_encoder.pt"
+    whole, patches, kept = sprite_codes(trained_autoencoder(args.state, args.warm_start, device), sprites)
+    say(f"codes of {whole.shape[1]} numbers keep {kept:.3f} of the variance")
+    describer = Describer(whole, patches)
+    path = args.state / TEXT_ENCODER_FILE
     if path.exists():  # A second run refines the first.
-        saved = torch.load(path, map_location=device, weights_only=True)
-        encoder.load_state_dict(saved["text_encoder"])
-        head.load_state_dict(saved["head"])
-    parameters = list(encoder.parameters()) + list(head.parameters())
-    optimizer = make_optimizer(parameters, device, 0.01)
+        encoder.load_state_dict(load_file(path), strict=False)
+    final = encoder.encoder.final_layer_norm.weight
+    parameters = list(encoder.parameters())
+    optimizer = make_optimizer(parameters, device, 0.0)
+    average = Average(parameters, 0.99)
     budget = Budget(args.text_seconds, 0.0, time.monotonic() + args.limit)
     rng, step, logged = random.Random(time.time()), 0, time.monotonic()
+    sizes = list(WRITTEN_PARTS.values())
+    nothing = torch.tensor([[len(sprites.names), len(MOTIONS), len(BACKGROUNDS)]])
 
-    def logits(texts: list[str]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def described(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         ids = trimmed_ids(texts, device)
-        return list(head(encode_text(encoder, ids)).split(sizes, dim=-1)), ids != 0
+        return encode_text(encoder, ids), ids != 0
 
-    def accuracy() -> list[float]:
-        rows = held_out[torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))[:200]]
-        texts = [caption(sprites.names[i], MOTIONS[j], list(BACKGROUNDS)[k]) for i, j, k in rows.tolist()]
-        with torch.no_grad():
-            parts, real = logits(texts)
-        each = [(part.argmax(dim=-1) == rows[:, i : i + 1].to(device))[real] for i, part in enumerate(parts)]
-        return [round(part.float().mean().item(), 3) for part in each]
+    @torch.no_grad()
+    def quality() -> str:
+        """On captions of unseen combinations, put as training puts them: right at each byte, and by their mean."""
+        texts, said = sample_captions(sprites.names, held_out, 400, random.Random(0))
+        hidden, real = described(texts)
+        said = said.to(device)
+        right = (describer.nearest(hidden).argmax(dim=-1) == said[:, :1])[real].float().mean().item()
+        mean = hidden.sum(dim=1) / real.sum(dim=1, keepdim=True)
+        together = (describer.nearest(mean).argmax(dim=-1) == said[:, 0]).float().mean().item()
+        errors = {
+            name: round(((part - target)[real].square().mean() / target[real].var()).item(), 3)
+            for name, part, target in zip(
+                WRITTEN_PARTS,
+                hidden[..., :WRITTEN].split(sizes, dim=-1),
+                describer.targets(real, said),
+                strict=True,
+            )
+        }
+        return f"sprite right at {right:.4f} of bytes, by mean {together:.4f}; relative error {errors}"
 
     while not budget.exhausted:
         texts, said = sample_captions(sprites.names, training, args.text_batch, rng)
-        parts, real = logits(texts)
-        said = said.to(device)
+        hidden, real = described([*texts, ""])
+        said = torch.cat([said, nothing]).to(device)
+        parts = hidden[..., :WRITTEN].split(sizes, dim=-1)
         loss = sum(
-            F.cross_entropy(part[real], said[:, i : i + 1].expand(-1, real.shape[1])[real])
-            for i, part in enumerate(parts)
+            (part - target)[real].square().mean()
+            for part, target in zip(parts, describer.targets(real, said), strict=True)
         )
+        named = real.clone()
+        named[-1] = False
+        sprite = said[:, :1].expand_as(real)[named]
+        loss = loss + NAME_WEIGHT * F.cross_entropy(describer.nearest(hidden[named]) / 8, sprite)
         loss.backward()
+        final.grad[WRITTEN:] = 0.0  # The other dimensions are there to think in.
         optimizer_step(optimizer, parameters, learning_rate(args.text_rate, budget.tick(), step, 50))
+        average.update()
         step += 1
         if time.monotonic() - logged > args.log_seconds:
-            say(f"{budget.used:.0f} s step {step} loss {loss.item():.3f} right at each byte {accuracy()}")
+            say(f"{budget.used:.0f} s step {step} loss {loss.item():.3f} {quality()}")
             logged = time.monotonic()
-    say(f"stopped at step {step}: sprite, motion, background right at each byte of unseen captions: {accuracy()}")
-    save(path, {"text_encoder": encoder.state_dict(), "head": head.state_dict()})
+    average.swap()
+    say(f"stopped at step {step}, averaged weights: {quality()}")
+    args.state.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.bfloat16().cpu().contiguous() for name, value in encoder.state_dict().items()}
+    weights.pop("encoder.embed_tokens.weight", None)  # The same tensor as `shared`.
+    save_file(weights, path)
 
 
 # --- text to video -------------------------------------------------------------------------------------------------
@@ -465,9 +565,71 @@ def agreed(values: list[float], device: torch.device) -> list[float]:
     return message.tolist()
 
 
+@torch.no_grad()
+def start_from(transformer: nn.Module, folder: Path) -> None:
+    """Take over a trained transformer, except how it reads the text: that text encoder said other things."""
+    trained = WanTransformer3DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32).state_dict()
+    kept = {name: value for name, value in trained.items() if "text_embedder" not in name and ".attn2." not in name}
+    transformer.load_state_dict(kept, strict=False)
+    for block in transformer.blocks:
+        nn.init.zeros_(block.attn2.to_out[0].weight)
+
+
+def progress_file(state: Path, part: str) -> Path:
+    """One of the four files, below 14 MB each, that hold the text-to-video stage: weights, average, first, second."""
+    return state / f"text_to_video-{part}.safetensors"
+
+
+@torch.no_grad()
+def save_progress(
+    state: Path, transformer: nn.Module, optimizer: torch.optim.Optimizer, average: Average, used: float, step: int
+) -> None:
+    """Weights, their average and the optimiser's two moments, all in bfloat16, so that they travel in small files."""
+    names = [name for name, _ in transformer.named_parameters()]
+    parameters = list(transformer.parameters())
+    parts = {
+        "first": [optimizer.state[parameter]["exp_avg"] for parameter in parameters],
+        # Stored as roots, which bfloat16 holds as precisely as the step needs them.
+        "second": [optimizer.state[parameter]["exp_avg_sq"].sqrt() for parameter in parameters],
+        "average": average.values,
+        "weights": parameters,  # Last, and with the step: without it, the others are not looked at.
+    }
+    progress = {"used": str(used), "step": str(step), "averaged": str(average.steps)}
+    state.mkdir(parents=True, exist_ok=True)
+    for part, values in parts.items():
+        path = progress_file(state, part)
+        tensors = {n: value.detach().bfloat16().cpu().contiguous() for n, value in zip(names, values, strict=True)}
+        save_file(tensors, path.with_suffix(".part"), metadata=progress)
+        path.with_suffix(".part").replace(path)
+
+
+@torch.no_grad()
+def load_progress(
+    state: Path, transformer: nn.Module, optimizer: torch.optim.Optimizer, average: Average
+) -> tuple[float, int]:
+    """Continue from a state folder; returns the seconds used and the step, or zeros where there is none."""
+    if not progress_file(state, "weights").exists():
+        return 0.0, 0
+    with safe_open(progress_file(state, "weights"), "pt") as file:
+        progress = file.metadata()
+    weights, averages, first, second = (
+        load_file(progress_file(state, part)) for part in ("weights", "average", "first", "second")
+    )
+    step = int(progress["step"])
+    for (name, parameter), value in zip(transformer.named_parameters(), average.values, strict=True):
+        parameter.copy_(weights[name])
+        value.copy_(averages[name])
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(step), device=parameter.device if parameter.is_cuda else "cpu"),
+            "exp_avg": first[name].to(parameter),
+            "exp_avg_sq": second[name].to(parameter).square(),
+        }
+    average.steps = int(progress["averaged"])
+    return float(progress["used"]), step
+
+
 def train_text_to_video(args: argparse.Namespace, sprites: Sprites, device: torch.device) -> None:
     """Train the transformer on cached latents and cached hidden states of the frozen text encoder."""
-    path = args.state / "text_to_video.pt"
     parallel = distributed.is_initialized()
     first = not parallel or distributed.get_rank() == 0
     training, _ = split_triples(sprites.names)
@@ -485,18 +647,11 @@ def train_text_to_video(args: argparse.Namespace, sprites: Sprites, device: torc
     torch.manual_seed(0)
     transformer = build_transformer().to(device)
     if args.warm_start:
-        warm = WanTransformer3DModel.from_pretrained(args.warm_start / "transformer", torch_dtype=torch.float32)
-        transformer.load_state_dict(warm.state_dict())
+        start_from(transformer, args.warm_start)
     parameters = list(transformer.parameters())
     optimizer = make_optimizer(parameters, device, 0.01)
     average = Average(parameters, args.average)
-    used, step = 0.0, 0
-    if path.exists():
-        saved = torch.load(path, map_location=device, weights_only=True)
-        transformer.load_state_dict(saved["transformer"])
-        optimizer.load_state_dict(saved["optimizer"])
-        average.load_state_dict(saved["average"])
-        used, step = saved["used"], saved["step"]
+    used, step = load_progress(args.state, transformer, optimizer, average)
     if args.compile:
         for block in transformer.blocks:
             block.compile(dynamic=False)
@@ -534,24 +689,20 @@ def train_text_to_video(args: argparse.Namespace, sprites: Sprites, device: torc
             logged, since, running, counted = time.monotonic(), step, torch.zeros((), device=device), 0
     say(f"stopped at {budget.used:.0f} s, step {step}")
     if first:
-        save(
-            path,
-            {
-                "transformer": transformer.state_dict(),
-                "average": average.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "used": budget.used,
-                "step": step,
-            },
-        )
+        save_progress(args.state, transformer, optimizer, average, budget.used, step)
 
 
 def trained_text_encoder(state: Path) -> UMT5EncoderModel:
-    """The trained text encoder as it ships, rounded to bfloat16 and held in float32."""
+    """The trained text encoder as it ships, rounded to bfloat16 and held in float32.
+
+    Where the state folder has none, it is the one that lies beside these scripts.
+    """
+    path = state / TEXT_ENCODER_FILE
     encoder = build_text_encoder()
-    encoder.load_state_dict(
-        torch.load(state / "text_encoder.pt", map_location="cpu", weights_only=True)["text_encoder"]
-    )
+    weights = load_file(path if path.exists() else Path(__file__).parent / TEXT_ENCODER_FILE)
+    missing, unexpected = encoder.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"encoder.embed_tokens.weight"}:
+        raise ValueError(f"{path}: not this text encoder, {missing} missing, {unexpected} unexpected")
     return encoder.bfloat16().float().eval()
 
 
@@ -581,10 +732,10 @@ def parse_args() -> argparse.Namespace:
     group = parser.add_argument_group("text-to-video")
     group.add_argument("--clips", type=int, default=300_000, help="clips to encode once")
     group.add_argument("--encode-batch", type=int, default=500)
-    group.add_argument("--seconds", type=float, default=480)
-    group.add_argument("--batch", type=int, default=512)
+    group.add_argument("--seconds", type=float, default=1080)
+    group.add_argument("--batch", type=int, default=256)
     group.add_argument("--rate", type=float, default=1e-3)
-    group.add_argument("--average", type=float, default=0.998)
+    group.add_argument("--average", type=float, default=0.999)
     return parser.parse_args()
 
 

@@ -26,7 +26,7 @@ from .card import Card, derive, experts
 from .engine.events import Done, Event, Failed
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
-from .engine.runner import Serial
+from .engine.runner import Batched
 from .errors import MediaError, RequestError
 from .files import replacing
 from .loops.denoise import SOLVERS
@@ -135,7 +135,7 @@ class Model:
         if request.model != self.card.name:
             raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
         job = Job(self.instance, request, listener=listener)
-        runner = Serial()
+        runner = Batched()
         runner.submit(job)
         runner.run()
         return self.result(job)
@@ -157,7 +157,7 @@ class Model:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = Job(self.instance, request, listener=listen)
-        runner = Serial()
+        runner = Batched()
         runner.submit(job)
         work = loop.run_in_executor(None, runner.run)
         try:

@@ -42,5 +42,9 @@ class ModelError(LoopwrightError):
     """The model itself produced something unusable, such as NaN; names the step."""
 
 
+class BackendError(LoopwrightError):
+    """This machine cannot do what is asked of it, such as reproducible rows in a batch."""
+
+
 class StateError(LoopwrightError):
     """A saved request cannot be continued: another card, another version, a damaged file."""

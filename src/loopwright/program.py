@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields
 from .card import Card, Program, Stage, experts, whole
 from .errors import CardError, RequestError
 from .loop import Loop
-from .request import OUTPUTS, Frames, Request
+from .request import MODES, OUTPUTS, Frames, Request
 
 Loops = Mapping[str, Loop[object]]
 MAX_SEED = 2**63 - 1
-_GIVEN = ("model", "task", "output", "image", "video", "seed")  # not defaults of a card
+_GIVEN = ("model", "task", "output", "mode", "rows", "image", "video", "seed")  # not defaults of a card
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,8 @@ def resolve(
             raise RequestError("unknown parameter", value=name, choices=known)
     values = {**defaults, **{k: v for k, v in given.items() if v is not None}}
     values.setdefault("output", "video")
+    values.setdefault("mode", "exact")
+    values.setdefault("rows", 1)
     values.setdefault("seed", secrets.randbelow(2**32))
     if "prompt" not in values:
         raise RequestError("no prompt", remedy="give prompt=")
@@ -205,6 +207,14 @@ def check(card: Card, request: Request) -> None:
     _check_geometry(card, request)
     _check_schedule(card, request)
     _check_guidance(card, request)
+    if request.mode not in MODES:
+        raise RequestError("unknown mode", value=request.mode, choices=MODES)
+    if _integer("rows", request.rows, 1) > 1 and request.mode != "fixed":
+        raise RequestError(
+            f"{request.mode} mode has no fixed number of rows",
+            value=request.rows,
+            remedy='leave rows out, or give mode="fixed"',
+        )
     _integer("fps", request.fps, 1)
     _integer("max_sequence_length", request.max_sequence_length, 1)
     if _integer("seed", request.seed, 0) > MAX_SEED:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 OUTPUTS = ("video", "latents")
+MODES = ("exact", "fixed", "throughput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Request:
     `guidance_scale` is in the convention uncond + s (cond - uncond); at 1 or below there is one forward a step.
     `guidance_scale_2` and `flow_shift` are None where the model has no second expert or no static shift.
     `strength` in (0, 1] is how much of the schedule video-to-video runs.
+    `mode` is how its steps share calls with other requests': never (`exact`), in calls of always `rows` rows, padded if
+    need be, so that the bits do not depend on who shares them (`fixed`), or freely (`throughput`).
     """
 
     model: str
@@ -58,6 +61,8 @@ class Request:
     fps: int
     seed: int
     output: str
+    mode: str
+    rows: int
     image: Frames | None = None
     video: Frames | None = None
 

@@ -54,6 +54,8 @@ FLAGS = (
     Flag("max_sequence_length", "tokens of a prompt", int, "parameters", "N"),
     Flag("fps", "frames per second of the file", int, "parameters", "N"),
     Flag("seed", "of every prompt; drawn and printed if left out", int, "parameters", "N"),
+    Flag("mode", "exact (the default), fixed or throughput: whether steps may share calls", group="parameters"),
+    Flag("rows", "of every call in fixed mode; repeats a served result", int, "parameters", "N"),
     Flag("output", "video (pixels) or latents", group="output"),
     Flag("output_path", "a file, or a folder; by default outputs/PROMPT-SEED.mp4", group="output", metavar="PATH"),
     Flag("contact_sheet", "also a grid of the frames: a file, or a folder", group="output", metavar="PATH"),

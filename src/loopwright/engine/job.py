@@ -7,6 +7,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,6 +26,22 @@ class Observer(Protocol):
     """Sees every step of a job after it ran: for parity, traces and capture. Must not change what it sees."""
 
     def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step that can run now: its key, and the tensors its handles stand for, by argument."""
+
+    step: Step
+    key: Key
+    lent: Tensors
+
+    def run(self, model: Instance) -> Tensors:
+        """Call the op for this request alone: the plain twin of every other way to run a step."""
+        step = self.step
+        handles = {name: (tensor,) for name, tensor in self.lent.items()}
+        with torch.no_grad():
+            return step.op(model.parts(step.uses), **step.tensors, **handles, **step.static)
 
 
 class Job:
@@ -72,21 +89,50 @@ class Job:
         self.status, self.waiting_for = "running", ""
 
     def step(self) -> None:
-        """Run one step. Any error ends this job, and this job alone, with `Failed`."""
+        """Run one step alone, if there is one. Any error ends this job, and this job alone, with `Failed`."""
+        pending = self.pending()
+        if pending is not None:
+            self.run(pending)
+
+    def run(self, pending: Pending) -> None:
+        """Run this job's pending step alone."""
+        begun = time.perf_counter()
+        try:
+            tensors = pending.run(self.model)
+        except Exception as error:
+            del pending  # the error's traceback would keep its tensors
+            self.fail(error)
+        else:
+            self.complete(pending, tensors, time.perf_counter() - begun)
+
+    def pending(self) -> Pending | None:
+        """The step to run next, with what it needs; None if the job has ended or waits. Stages begin and end here."""
         if self.ended:
-            return
+            return None
         try:
             self._started = self._started or time.perf_counter()
             if self._cancelled:
                 self._end("cancelled", Cancelled(self.id))
-            else:
-                self._step()
+                return None
+            return self._pending()
         except Exception as error:
-            self.error = error
-            _forget_locals(error)
-            self._end("failed", Failed(self.id, error))
+            self.fail(error)
+            return None
 
-    def _step(self) -> None:
+    def complete(self, pending: Pending, tensors: Tensors, seconds: float) -> None:
+        """Take the result of `pending`, which took `seconds`."""
+        try:
+            self._complete(pending.step, pending.key, tensors, seconds)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with this error."""
+        self.error = error
+        _forget_locals(error)
+        self._end("failed", Failed(self.id, error))
+
+    def _pending(self) -> Pending | None:
         while not self.ended:
             bound = self.stages[self.stage]
             if self.state is None:
@@ -94,11 +140,25 @@ class Job:
             step = bound.loop.next(self.state)
             if isinstance(step, Wait):
                 self._wait(step)
-                return
+                return None
             if step is not None:
-                self._run(bound, step)
-                return
+                key = key_of(step, self.model.version, self.slots)
+                return Pending(step, key, {name: self.slots[ref.slot] for name, ref in step.handles.items()})
             self._leave(bound)
+        return None
+
+    def _complete(self, step: Step, key: Key, tensors: Tensors, seconds: float) -> None:
+        begun, bound = time.perf_counter(), self.stages[self.stage]
+        result = Result(tensors, {name: tensors[name].tolist() for name in step.reads})
+        for observer in self._observers:
+            observer.on_step(self, step, key, result)
+        total = self.index + sum(count for _, count in bound.loop.outlook(self.state))
+        self.state, emitted = bound.loop.advance(self.state, result)
+        self.index += 1
+        seconds += time.perf_counter() - begun
+        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, total, seconds))
+        if emitted:
+            self._emit(Artifact(self.id, bound.stage.name, emitted))
 
     def _wait(self, wait: Wait) -> None:
         self.status, self.waiting_for = "waiting", wait.port
@@ -108,23 +168,6 @@ class Job:
         self._emit(Started(self.id, bound.stage.name))
         inputs = {slot: self.slots[slot] for slot in bound.stage.reads if slot in self.slots}
         self.state, self.index = bound.loop.init(self.request, inputs, self.model), 0
-
-    def _run(self, bound: Bound, step: Step) -> None:
-        begun = time.perf_counter()
-        total = self.index + sum(count for _, count in bound.loop.outlook(self.state))
-        key = key_of(step, self.model.version, self.slots)
-        handles = {name: (self.slots[ref.slot],) for name, ref in step.handles.items()}
-        with torch.no_grad():
-            tensors = step.op(self.model.parts(step.uses), **step.tensors, **handles, **step.static)
-        host = {name: tensors[name].tolist() for name in step.reads}
-        result = Result(tensors, host)
-        for observer in self._observers:
-            observer.on_step(self, step, key, result)
-        self.state, emitted = bound.loop.advance(self.state, result)
-        self.index += 1
-        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, total, time.perf_counter() - begun))
-        if emitted:
-            self._emit(Artifact(self.id, bound.stage.name, emitted))
 
     def _leave(self, bound: Bound) -> None:
         written = bound.loop.finish(self.state)

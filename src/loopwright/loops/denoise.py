@@ -171,8 +171,14 @@ class Denoise:
         return tuple(str(names[0 if above else 1]) for above in high), scales
 
     def _kind(self, request: Request, scale: float) -> str:
-        """A scale of exactly 1 is the conditional forward alone, whichever expert it belongs to."""
-        return "none" if request.guidance_scale <= 1 or scale == 1 else str(self.settings["guidance"])
+        """A scale of exactly 1 is the conditional forward alone, whichever expert it belongs to.
+
+        Branches one after the other are the reference's way, and exact mode's; else they are rows of one forward.
+        """
+        if request.guidance_scale <= 1 or scale == 1:
+            return "none"
+        merged = self.settings["guidance"] == "serial" and request.mode != "exact"
+        return "batched" if merged else str(self.settings["guidance"])
 
     def next(self, state: DenoiseState) -> Step | None:
         i = state.index
