@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 import loopwright
 import tiny
 from loopwright.api import Model
+from loopwright.engine.instance import Store
 from support import media_for
 
 torch.set_num_threads(1)
@@ -45,12 +46,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Checkpoint) -> Load:
-    """A loaded model on the CPU in float32, shared: never change its weights."""
+    """A loaded model on the CPU in float32 that remembers no embeddings, shared: never change its weights."""
     loaded: dict[tuple[str, str], Model] = {}
 
     def load(kind: str, scheduler: str = "euler") -> Model:
         path = checkpoint(kind, scheduler)
-        return loaded.setdefault((path.name, scheduler), loopwright.load(path, device="cpu"))
+        return loaded.setdefault((path.name, scheduler), loopwright.load(path, device="cpu", store=Store(0)))
 
     return load
 

@@ -158,7 +158,7 @@ class Fake:
             Recipe(assumes=tuple(table)),
         )  # fmt: skip
         self.model = Instance(card, table, Store(), device="cpu", locate=lambda card, component: None)
-        self.model._residents["transformer"] = Resident(torch.nn.Identity())
+        self.model._residents["transformer"] = Resident(("fake",), torch.nn.Identity())
 
     def request(self, seed: int = 0, **changes: object) -> Request:
         """A request of this model; `seed` is where the counting begins."""

@@ -8,7 +8,7 @@ The last stage also runs on several GPUs under `torchrun --nproc-per-node N trai
 
 Each stage is scheduled in seconds of training (learning rates follow the clock, so a budget is always used up
 well), and `--limit` bounds one process: when it is reached, weights, averages and optimiser go to the state
-folder and the same command continues from there.
+folder and the same command continues from there. What the last stage keeps are four files below 14 MB.
 """
 
 import argparse
@@ -59,7 +59,7 @@ SPRITE_WEIGHT = 4.0  # A sprite covers a tenth of a frame and holds all of its d
 GRADIENT_WEIGHT = 0.5
 KL_WEIGHT = 5e-5
 TEXT_ENCODER_FILE = "text_encoder.safetensors"
-NAME_WEIGHT = 0.3
+NAME_WEIGHT = 1.0
 CAPTION_DROPOUT = 0.1
 ONE_FRAME_SHARE = 0.1
 CAPTION_VARIANTS = 4
@@ -352,6 +352,17 @@ def sample_captions(
     return texts, torch.tensor(said)
 
 
+def similar_captions(
+    names: list[str], triples: torch.Tensor, count: int, rng: random.Random
+) -> tuple[list[str], torch.Tensor]:
+    """Captions of much the same length, so that little of a batch is padding."""
+    texts, said = sample_captions(names, triples, 8 * count, rng)
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    start = rng.randrange(len(texts) - count + 1)
+    rows = order[start : start + count]
+    return [texts[row] for row in rows], said[rows]
+
+
 def trimmed_ids(texts: list[str], device: torch.device) -> torch.Tensor:
     """Byte ids up to the longest text."""
     ids = byte_ids(texts).to(device).long()
@@ -470,7 +481,7 @@ def train_text_encoder(args: argparse.Namespace, sprites: Sprites, device: torch
         return f"sprite right at {right:.4f} of bytes, by mean {together:.4f}; relative error {errors}"
 
     while not budget.exhausted:
-        texts, said = sample_captions(sprites.names, training, args.text_batch, rng)
+        texts, said = similar_captions(sprites.names, training, args.text_batch, rng)
         hidden, real = described([*texts, ""])
         said = torch.cat([said, nothing]).to(device)
         parts = hidden[..., :WRITTEN].split(sizes, dim=-1)
@@ -607,23 +618,27 @@ def save_progress(
 def load_progress(
     state: Path, transformer: nn.Module, optimizer: torch.optim.Optimizer, average: Average
 ) -> tuple[float, int]:
-    """Continue from a state folder; returns the seconds used and the step, or zeros where there is none."""
+    """Continue from a state folder; returns the seconds used and the step, or zeros where there is none.
+
+    Where only the optimiser's moments are missing, they start afresh.
+    """
     if not progress_file(state, "weights").exists():
         return 0.0, 0
     with safe_open(progress_file(state, "weights"), "pt") as file:
         progress = file.metadata()
-    weights, averages, first, second = (
-        load_file(progress_file(state, part)) for part in ("weights", "average", "first", "second")
-    )
     step = int(progress["step"])
+    weights, averages = load_file(progress_file(state, "weights")), load_file(progress_file(state, "average"))
     for (name, parameter), value in zip(transformer.named_parameters(), average.values, strict=True):
         parameter.copy_(weights[name])
         value.copy_(averages[name])
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(step), device=parameter.device if parameter.is_cuda else "cpu"),
-            "exp_avg": first[name].to(parameter),
-            "exp_avg_sq": second[name].to(parameter).square(),
-        }
+    if all(progress_file(state, part).exists() for part in ("first", "second")):
+        first, second = load_file(progress_file(state, "first")), load_file(progress_file(state, "second"))
+        for name, parameter in transformer.named_parameters():
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(step), device=parameter.device if parameter.is_cuda else "cpu"),
+                "exp_avg": first[name].to(parameter),
+                "exp_avg_sq": second[name].to(parameter).square(),
+            }
     average.steps = int(progress["averaged"])
     return float(progress["used"]), step
 

@@ -26,6 +26,7 @@ S = TypeVar("S")
 class Unit(Enum):
     """What kind of work a step is, for progress, prices and metrics."""
 
+    EMBED = "embed"  # a small input to features that any request may reuse
     ENCODE = "encode"
     DENOISE = "denoise"
     DECODE = "decode"

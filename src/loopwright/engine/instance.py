@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 
+from ..caches.feature import FeatureCache
 from ..card import Card, Component, Value, experts
 from ..errors import CardError
 from ..loop import Binding
@@ -25,18 +26,26 @@ from ..weights.load import load_component
 Locate = Callable[[Card, Component], Path]
 
 
+FEATURE_BYTES = 512 * 2**20
+
+
 @dataclass(slots=True)
 class Resident:
-    """A loaded component and the version of its weights."""
+    """A loaded component, where it came from, and the version of its weights."""
 
+    identity: tuple[object, ...]
     part: object
     version: int = 1
 
 
 class Store:
-    """The components in memory, by identity. Several instances share one store."""
+    """The components in memory, by identity, and the features they computed. Several instances share one store.
 
-    def __init__(self) -> None:
+    `feature_bytes` bounds the cache of embeddings; 0 switches it off.
+    """
+
+    def __init__(self, feature_bytes: int = FEATURE_BYTES) -> None:
+        self.features = FeatureCache(feature_bytes)
         self._residents: dict[tuple[object, ...], Resident] = {}
         self._lock = threading.Lock()
 
@@ -45,7 +54,7 @@ class Store:
         with self._lock:
             resident = self._residents.get(identity)
             if resident is None:
-                resident = self._residents[identity] = Resident(load())
+                resident = self._residents[identity] = Resident(identity, load())
             return resident
 
     def __len__(self) -> int:
@@ -80,7 +89,13 @@ class Instance:
 
     def changed(self, name: str) -> None:
         """The component's weights were changed in place: whatever was keyed by the old version is void."""
-        self._resident(name).version += 1
+        resident = self._resident(name)
+        resident.version += 1
+        self.store.features.drop(resident.identity)
+
+    def origin(self, name: str) -> tuple[object, ...]:
+        """Where the component came from: the same for every instance that shares it."""
+        return self._resident(name).identity
 
     def parts(self, names: tuple[str, ...]) -> Mapping[str, torch.nn.Module]:
         """The modules a step uses."""

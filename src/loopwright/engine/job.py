@@ -12,8 +12,9 @@ from typing import Protocol
 
 import torch
 
+from ..caches.feature import content
 from ..errors import StateError
-from ..loop import Key, Result, Step, Tensors, Wait, key_of
+from ..loop import Key, Result, Step, Tensors, Unit, Wait, key_of
 from ..program import Bound, bind
 from ..request import Request
 from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
@@ -37,7 +38,16 @@ class Pending:
     lent: Tensors
 
     def run(self, model: Instance) -> Tensors:
-        """Call the op for this request alone: the plain twin of every other way to run a step."""
+        """The result for this request alone; embeddings this process has computed before are not computed again."""
+        step = self.step
+        if step.unit is not Unit.EMBED:
+            return self.call(model)
+        owner = model.origin(step.uses[0])
+        key = (step.op, model.version(step.uses[0]), step.binding, tuple(step.static.items()), content(step.tensors))
+        return model.store.features.compute(owner, key, lambda: self.call(model))
+
+    def call(self, model: Instance) -> Tensors:
+        """Call the op: the plain twin of every other way to run a step."""
         step = self.step
         handles = {name: (tensor,) for name, tensor in self.lent.items()}
         with torch.no_grad():
@@ -100,7 +110,6 @@ class Job:
         try:
             tensors = pending.run(self.model)
         except Exception as error:
-            del pending  # the error's traceback would keep its tensors
             self.fail(error)
         else:
             self.complete(pending, tensors, time.perf_counter() - begun)
@@ -129,7 +138,7 @@ class Job:
     def fail(self, error: Exception) -> None:
         """End with this error."""
         self.error = error
-        _forget_locals(error)
+        _detach(error)
         self._end("failed", Failed(self.id, error))
 
     def _pending(self) -> Pending | None:
@@ -202,8 +211,10 @@ class Job:
                 raise
 
 
-def _forget_locals(error: BaseException | None) -> None:
-    """A traceback keeps the variables of its frames alive, and with them every tensor of the failed step."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _detach(error: BaseException) -> None:
+    """A traceback keeps alive every variable of its frames and of their callers': it stays as text alone."""
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__

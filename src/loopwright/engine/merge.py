@@ -42,7 +42,6 @@ class Merger:
             self._prove(jobs[0].model, pendings[0], rows, jobs[0].request.mode)
             results = _split(self._call(jobs, pendings, places), len(jobs))
         except Exception as error:
-            del pendings  # the error's traceback would keep its tensors
             for job in jobs:
                 job.fail(error)
             return

@@ -35,6 +35,7 @@ class Once:
     part: str
     prepare: Callable[[Request, Tensors, Env], Calls]
     static: Mapping[str, Hashable] = field(default_factory=dict)
+    unit: Unit = Unit.EMBED
     state_type = OnceState
 
     def init(self, request: Request, inputs: Tensors, env: Env) -> OnceState:
@@ -44,7 +45,7 @@ class Once:
         for slot, tensors in state.calls.items():
             if slot not in state.done:
                 uses = (self.part,) if self.part else ()
-                return Step(self.op, uses, state.binding, tensors, {}, self.static, Unit.ENCODE, ("finite",))
+                return Step(self.op, uses, state.binding, tensors, {}, self.static, self.unit, ("finite",))
         return None
 
     def advance(self, state: OnceState, result: Result) -> tuple[OnceState, Tensors]:
@@ -56,7 +57,7 @@ class Once:
         raise ValueError(f"{self.semantics} has no port {port!r}")
 
     def outlook(self, state: OnceState) -> Sequence[tuple[Unit, int]]:
-        return [(Unit.ENCODE, len(state.calls) - len(state.done))]
+        return [(self.unit, len(state.calls) - len(state.done))]
 
     def finish(self, state: OnceState) -> Tensors:
         return state.done

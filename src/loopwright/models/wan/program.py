@@ -54,7 +54,7 @@ def loops(card: Card) -> Loops:
     all_loops = [
         Once("wan.text/v1", forward.encode_text, "text_encoder", tokenise, {"dtype": dtype}),
         Once("wan.image/v1", forward.encode_image, "image_encoder", clip_pixels, {"dtype": dtype}),
-        Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _given),
+        Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _given, unit=Unit.ENCODE),
         encoder("wan_vae.encode/v1", pixels, forward.close_latents),
         encoder("wan_vae.condition/v1", padded_pixels, forward.close_condition),
         Chunked(

@@ -1,0 +1,1 @@
+"""Keyed reuse: whatever can change a value is in its key."""
