@@ -384,3 +384,33 @@ def test_a_shift_no_solver_can_follow_is_a_request_error(ask) -> None:
     model, request = ask("t2v", "unipc", flow_shift=1e6, num_inference_steps=4)
     with pytest.raises(RequestError, match=r"unipc solver has no steps for flow_shift 1000000.0.*: 4; give a smaller"):
         model.run(request)
+
+
+def test_a_request_the_card_cannot_make_is_refused_though_it_is_complete(ask) -> None:
+    model, request = ask("t2v")
+    with pytest.raises(RequestError, match=r"height must be a multiple of 16: 63; nearest: 48 or 64"):
+        model.run(replace(request, height=63))
+
+
+def test_running_out_of_memory_names_the_stage_and_the_way_out(ask, monkeypatch) -> None:
+    from loopwright.loops import denoise
+
+    def huge(parts, **arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40 bytes")
+
+    monkeypatch.setattr(denoise, "denoise_step", huge)
+    model, request = ask("t2v")
+    with pytest.raises(ModelError, match=r"out of memory in stage denoise .*; ask for a smaller size"):
+        model.run(request)
+
+
+def test_a_local_model_and_its_media_are_recorded_so_that_any_folder_finds_them(
+    checkpoint, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(checkpoint("ti2v").parent)
+    model = loopwright.load(checkpoint("ti2v").name, device="cpu")
+    assert model.source == str(checkpoint("ti2v").resolve())
+    Image.fromarray(IMAGE).save(tmp_path / "first.png")
+    monkeypatch.chdir(tmp_path)
+    request = model.request("a fox", image="first.png", height=32, width=32, num_frames=5)
+    assert request.image.source == str(tmp_path / "first.png")

@@ -308,16 +308,18 @@ def test_like_when_the_card_has_changed(refused, made):
     config = Path("model/scheduler/scheduler_config.json")
     config.write_text(json.dumps({**json.loads(config.read_text()), "shift": 2.0}))
     said = refused("generate", "--like", "a.webp", "--seed", "3")
-    assert said.startswith("./model is not the model that made a.webp: its card is ")
-    assert said.endswith("to run it as it is now, add --model-path ./model")
+    model = Path("model").resolve()
+    assert said.startswith(f"{model} is not the model that made a.webp: its card is ")
+    assert said.endswith(f"to run it as it is now, add --model-path {model}")
     assert main(["generate", "--like", "a.webp", "--model-path", "./model", "--quiet"]) == 0
 
 
 def test_like_when_the_model_is_gone(refused, made):
     made()
+    model = Path("model").resolve()
     shutil.rmtree("model")
     said = refused("generate", "--like", "a.webp")
-    assert said.startswith("cannot load the model that made a.webp: no such folder: 'model'")
+    assert said.startswith(f"cannot load the model that made a.webp: no such folder: '{model}'")
     assert said.endswith("add --model-path")
 
 
@@ -326,7 +328,9 @@ def test_like_when_the_image_has_changed(refused, made):
     made("--image", "first.png", "--width", "32", kind="ti2v")
     media.write("first.png", np.ones((32, 48, 3), np.uint8), fps=1, metadata={})
     said = refused("generate", "--like", "a.webp")
-    assert said.startswith("first.png no longer holds the image that a.webp was made from; bring it back")
+    assert said.startswith(
+        f"{Path('first.png').resolve()} no longer holds the image that a.webp was made from; bring it back"
+    )
     assert main(["generate", "--like", "a.webp", "--image", "first.png", "--quiet"]) == 0
 
 

@@ -23,15 +23,16 @@ from safetensors.torch import save_file
 from . import __version__, catalog
 from .backends.device import pick, preferred_dtype
 from .card import Card, derive, experts
-from .engine.events import Done, Event, Failed
+from .engine.events import Cancelled, Done, Event, Failed
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
 from .engine.runner import Batched
-from .errors import MediaError, RequestError
+from .errors import CardError, MediaError, RequestError
 from .files import replacing
 from .loops.denoise import SOLVERS
-from .program import resolve
+from .program import check, resolve
 from .request import Frames, Request
+from .weights.hub import is_local
 from .weights.load import DTYPES
 
 Pixels = NDArray[np.uint8]
@@ -65,8 +66,12 @@ class Result:
 
         path = Path(path)
         if path.suffix == ".safetensors":
-            with replacing(path) as temporary:
-                save_file({"latents": self.latents.cpu()}, temporary, metadata={"loopwright": json.dumps(self.record)})
+            try:
+                with replacing(path) as temporary:
+                    record = {"loopwright": json.dumps(self.record)}
+                    save_file({"latents": self.latents.cpu()}, temporary, metadata=record)
+            except (OSError, SafetensorError) as error:
+                raise MediaError(f"cannot write {path} ({error})", remedy="choose another place") from error
         else:
             media.write(path, self._pixels(), fps=self.request.fps, metadata=self.record)
         return path
@@ -134,6 +139,7 @@ class Model:
         """Generate from a complete request of this model. Raises what ended the job."""
         if request.model != self.card.name:
             raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
+        check(self.card, request)
         job = Job(self.instance, request, listener=listener)
         runner = Batched()
         runner.submit(job)
@@ -168,6 +174,7 @@ class Model:
                 yield event
                 if isinstance(event, Done):
                     yield self.result(job)
+                if isinstance(event, (Done, Cancelled)):
                     return
         finally:
             job.cancel()
@@ -231,7 +238,7 @@ def load(
     instance = Instance(
         card, catalog.loops(card), Store() if store is None else store, device=device, locate=catalog.locate
     )
-    return Model(str(source), instance)
+    return Model(_lasting(str(source)), instance)
 
 
 def read_record(path: str | Path) -> dict[str, object]:
@@ -247,9 +254,23 @@ def read_record(path: str | Path) -> dict[str, object]:
         raise MediaError(f"{path} carries no record of a generation ({error})") from error
 
 
+def _lasting(source: str) -> str:
+    """The source as it can be named from any folder: a local one by its absolute path."""
+    return str(Path(source).expanduser().resolve()) if source not in catalog.SHIPPED and is_local(source) else source
+
+
 def sampler_of(card: Card) -> str:
     """The name of the card's solver."""
-    return next(name for name, solver in SOLVERS.items() if solver.semantics == card.loops["denoise"])
+    return next(name for name, solver in SOLVERS.items() if solver.semantics == card.loops[denoising(card)])
+
+
+def denoising(card: Card) -> str:
+    """The name of the card's denoising loop. Raises CardError if it has none."""
+    known = {solver.semantics for solver in SOLVERS.values()}
+    for name, semantics in card.loops.items():
+        if semantics in known:
+            return name
+    raise CardError(f"card {card.name} has no loop that denoises", choices=sorted(known), remedy="declare one")
 
 
 def _with_sampler(card: Card, sampler: str | None) -> Card:
@@ -257,7 +278,7 @@ def _with_sampler(card: Card, sampler: str | None) -> Card:
         return card
     if sampler not in SOLVERS:
         raise RequestError("unknown sampler", value=sampler, choices=SOLVERS)
-    return derive(card, loops={"denoise": SOLVERS[sampler].semantics})
+    return derive(card, loops={denoising(card): SOLVERS[sampler].semantics})
 
 
 def _with_precision(card: Card, dtype: str | Mapping[str, str] | None, device: str) -> Card:
@@ -281,7 +302,7 @@ def _frames(given: Media | None, *, still: bool) -> Frames | None:
     if isinstance(given, (str, Path)):
         from . import media
 
-        source = str(given)
+        source = str(Path(given).expanduser().resolve())
         given = media.read_image(given) if still else media.read_video(given)[0]
     pixels = np.asarray(given)
     expected = "[H, W, 3]" if still else "[T, H, W, 3]"

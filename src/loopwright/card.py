@@ -16,6 +16,10 @@ from pathlib import Path
 from .errors import CardError
 
 SCHEMA = 1
+# What a claim may say; `rollout` is checked by training, the others by `verify`.
+LEVELS = ("component", "trajectory", "rollout", "batch", "output")
+REFERENCES = ("diffusers", "self")
+METRICS = ("relative", "psnr")
 Value = str | int | float | bool | None | tuple["Value", ...]
 
 

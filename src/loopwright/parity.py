@@ -19,7 +19,7 @@ import torch
 
 from . import api, catalog
 from .backends.device import pick
-from .card import Card, Claim, whole
+from .card import REFERENCES, Card, Claim, experts, whole
 from .engine.job import Job
 from .engine.runner import Interleaved, Serial
 from .errors import CardError, RequestError
@@ -28,7 +28,6 @@ from .models.wan import reference
 from .request import Frames, Request
 
 LEVELS = ("component", "trajectory", "batch", "output")
-_REFERENCES = ("diffusers", "self")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ def verify(
         task: only claims of this task.
         parameters: request parameters instead of the small ones chosen here, for a check at full size.
     """
-    if against is not None and against not in _REFERENCES:
-        raise RequestError("unknown reference", value=against, choices=_REFERENCES)
+    if against is not None and against not in REFERENCES:
+        raise RequestError("unknown reference", value=against, choices=REFERENCES)
     model = api.load(source, revision=revision, device=device, dtype=dtype)
     card = model.card
     claims = _chosen(card, against, task)
@@ -95,7 +94,7 @@ def verify(
 
 
 def _chosen(card: Card, against: str | None, task: str | None) -> list[Claim]:
-    precision = card.components["transformer"].dtype
+    precision = card.components[experts(card)[0]].dtype
     if task is not None and task not in card.programs:
         raise RequestError(f"{card.name} has no such task", value=task, choices=card.programs)
     claims = [
@@ -171,7 +170,7 @@ def _ours(model: api.Model, request: Request) -> Trace:
 
 
 def _first_expert(model: api.Model, request: Request) -> _Hookable:
-    return cast(_Hookable, model.instance.part("transformer"))
+    return cast(_Hookable, model.instance.part(experts(model.card)[0]))
 
 
 def _theirs(card: Card, request: Request, ours: Trace, device: str) -> Trace:
@@ -187,7 +186,12 @@ def _theirs(card: Card, request: Request, ours: Trace, device: str) -> Trace:
 
 
 def _compare(card: Card, request: Request, ours: Trace, claims: Sequence[Claim], device: str) -> Iterator[Finding]:
-    theirs = _theirs(card, request, ours, device)
+    try:
+        theirs = _theirs(card, request, ours, device)
+    except RuntimeError as error:  # the reference cannot run this checkpoint: no claim against it holds
+        for claim in claims:
+            yield Finding(claim, math.inf, False, f"the reference failed: {error}")
+        return
     for claim in claims:
         if claim.level == "component":
             yield _component(claim, ours, theirs)

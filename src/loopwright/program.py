@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from .card import Card, Program, Stage, experts, whole
+from .card import LEVELS, METRICS, REFERENCES, Card, Program, Stage, experts, whole
 from .errors import CardError, RequestError
 from .loop import Loop
 from .request import MODES, OUTPUTS, Frames, Request
@@ -66,6 +66,14 @@ def validate(card: Card, loops: Loops) -> None:
                 choices=sorted(card.programs),
                 remedy="claim one of these",
             )
+        for name, known in (("level", LEVELS), ("reference", REFERENCES), ("metric", METRICS)):
+            if getattr(claim, name) not in known:
+                raise CardError(
+                    f"card {card.name} makes a claim of an unknown {name}",
+                    value=getattr(claim, name),
+                    choices=known,
+                    remedy="correct the claim",
+                )
 
 
 def _validate_program(card: Card, task: str, program: Program) -> None:
@@ -254,6 +262,8 @@ def _check_schedule(card: Card, request: Request) -> None:
             value=steps,
             choices=card.recipe.steps,
         )
+    if request.flow_shift is None and card.settings.get("train_steps") is not None:
+        raise RequestError(f"{card.name} needs a flow_shift", remedy="give flow_shift=, or a default on the card")
     _number("strength", request.strength, 0.0, 1.0)
     if request.video is not None and int(steps * request.strength) == 0:
         least = min(1.0, math.ceil(1e6 / steps) / 1e6)  # rounded up, so that it is enough

@@ -12,6 +12,7 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from PIL import Image
 
 import tiny
+from loopwright import catalog
 from loopwright.api import Model
 from loopwright.card import derive
 from loopwright.engine.instance import Instance, Store
@@ -386,3 +387,20 @@ def test_a_unipc_other_than_the_one_computed_here_is_refused(change, checkpoint)
     configs["scheduler"] = {**configs["scheduler"], **change}
     with pytest.raises(CardError, match=f"scheduler option {next(iter(change))} is not supported"):
         wan.card.build("tiny", index, configs)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "match"),
+    [
+        ("spatial_stride", 0, "spatial_stride must be at least 1: 0"),
+        ("solver_order", 0, "solver_order must be at least 1"),
+        ("per_token", "no", "per_token must be true or false: 'no'"),
+        ("guidance", "vibes", "unknown guidance: 'vibes'; choices: serial, batched"),
+        ("boundary", 1, "boundary must lie between 0 and 1: 1"),
+        ("boundary", 0.9, "two experts and a boundary come together"),
+    ],
+)
+def test_a_setting_no_wan_model_can_have_is_refused_before_weights_are_read(checkpoint, setting, value, match) -> None:
+    card = derive(catalog.find(str(checkpoint("t2v"))), settings={setting: value})
+    with pytest.raises(CardError, match=match):
+        catalog.loops(card)

@@ -209,7 +209,8 @@ def test_a_tokenizer_that_cannot_be_read_is_a_weights_error(damage: str, folder:
         ("os.system", r"unknown library: 'os\.system'; choices: diffusers, transformers"),
         ("WanTransformer3DModel", "unknown library"),
         ("diffusers.models.WanTransformer3DModel", "unknown library"),
-        ("diffusers.NoSuchModel", "diffusers has no class of that name: 'NoSuchModel'; correct the card"),
+        ("diffusers.configuration_utils", "diffusers loads no class of that name"),
+        ("diffusers.NoSuchModel", "diffusers loads no class of that name: 'NoSuchModel'; correct the card"),
     ],
 )
 def test_a_class_from_elsewhere_is_never_loaded(kind: str, match: str, folder: Path) -> None:

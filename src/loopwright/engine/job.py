@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from ..caches.feature import content
-from ..errors import StateError
+from ..errors import ModelError, StateError
 from ..loop import Key, Result, Step, Tensors, Unit, Wait, key_of
 from ..program import Bound, bind
 from ..request import Request
@@ -136,7 +136,13 @@ class Job:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End with this error."""
+        """End with this error; running out of memory is told by its stage."""
+        if _out_of_memory(error):
+            told = ModelError(
+                f"out of memory in stage {self.stages[self.stage].stage.name} ({str(error).splitlines()[0]})",
+                remedy="ask for a smaller size, fewer frames or a shorter max_sequence_length",
+            )
+            told.__cause__, error = error, told
         self.error = error
         _detach(error)
         self._end("failed", Failed(self.id, error))
@@ -209,6 +215,13 @@ class Job:
             except Exception:
                 self._listener = None  # it ends this job once; telling it of that would end the runner as well
                 raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """On CUDA torch says it by type, on the CPU by words."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    )
 
 
 def _detach(error: BaseException) -> None:

@@ -27,8 +27,8 @@ def load_component(component: Component, folder: Path, device: str) -> torch.nn.
     if library not in LIBRARIES:
         raise CardError("a component's class comes from an unknown library", value=component.kind, choices=LIBRARIES)
     cls = getattr(importlib.import_module(library), name, None)
-    if cls is None:
-        raise CardError(f"{library} has no class of that name", value=name, remedy="correct the card, or update it")
+    if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
+        raise CardError(f"{library} loads no class of that name", value=name, remedy="correct the card, or update it")
     path = folder / component.subfolder if component.subfolder else folder
     if not path.is_dir():
         raise WeightsError(f"{path} is missing", remedy="download the checkpoint again")

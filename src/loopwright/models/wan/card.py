@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...card import Card, Claim, Component, Program, Recipe, Stage, Value, derive
+from ...card import Card, Claim, Component, Program, Recipe, Stage, Value, derive, experts, whole
 from ...errors import CardError, WeightsError
 
 PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
@@ -54,6 +54,25 @@ SETTINGS = (
     "guidance",
 )
 GUIDANCE = ("serial", "batched")
+
+
+def check_settings(card: Card) -> None:
+    """Raise CardError for a setting that is missing or that no Wan model can have. Before weights are read."""
+    settings, positive = card.settings, ("channels", "spatial_stride", "frame_stride", "size_multiple", "train_steps")
+    if missing := [name for name in SETTINGS if name not in settings]:
+        raise CardError(f"card {card.name} lacks settings of a Wan model", value=missing[0], choices=SETTINGS)
+    for name in (*positive, "solver_order"):
+        if whole(settings, name) < 1:
+            raise CardError(f"card {card.name}: setting {name} must be at least 1", value=settings[name])
+    if not isinstance(settings["per_token"], bool):
+        raise CardError(f"card {card.name}: setting per_token must be true or false", value=settings["per_token"])
+    if settings["guidance"] not in GUIDANCE:
+        raise CardError(f"card {card.name}: unknown guidance", value=settings["guidance"], choices=GUIDANCE)
+    boundary, names = settings["boundary"], experts(card)
+    if boundary is not None and not (isinstance(boundary, float) and 0 < boundary < 1):
+        raise CardError(f"card {card.name}: setting boundary must lie between 0 and 1", value=boundary)
+    if len(names) != (1 if boundary is None else 2):
+        raise CardError(f"card {card.name}: two experts and a boundary come together", value=names)
 
 
 def describe(folder: Path, name: str = "") -> Card:
@@ -129,7 +148,8 @@ def _settings(name: str, index: Config, configs: Mapping[str, Config]) -> dict[s
     spatial = _int(vae, "scale_factor_spatial", 8)
     temporal = _int(vae, "scale_factor_temporal", 4)
     patch = transformer.get("patch_size", [1, 2, 2])
-    assert isinstance(patch, list)
+    if not isinstance(patch, list) or len(patch) != 3 or not all(isinstance(n, int) for n in patch):
+        raise CardError(f"{name}: transformer patch_size must be three whole numbers", value=patch)
     boundary = index.get("boundary_ratio")
     two = "transformer_2" in configs
     if two != (boundary is not None):
@@ -227,7 +247,7 @@ def _components(index: Config, source: str, parameters: Mapping[str, int]) -> di
         if not _present(index, part):
             continue
         entry = index[part]
-        assert isinstance(entry, list)
+        assert isinstance(entry, list)  # _present has looked
         kind = "transformers.AutoTokenizer" if part == "tokenizer" else f"{entry[0]}.{entry[1]}"
         dtype = "auto" if part.startswith("transformer") else "float32" if part in weighted else ""
         components[part] = Component(kind, source, "", part, dtype, parameters.get(part, 0))
@@ -261,7 +281,8 @@ def _program(task: str, settings: Mapping[str, Value]) -> Program:
 def _defaults(settings: Mapping[str, Value], scheduler: Config, solver: str) -> dict[str, Value]:
     """The defaults of the reference's pipelines, and the checkpoint's own shift."""
     shift = scheduler.get("flow_shift" if solver == "unipc" else "shift", 1.0)
-    assert isinstance(shift, (int, float))
+    if isinstance(shift, bool) or not isinstance(shift, (int, float)):
+        raise CardError("the scheduler's shift must be a number", value=shift)
     return {
         "negative_prompt": "",
         "height": 480,

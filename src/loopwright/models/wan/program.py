@@ -12,7 +12,6 @@ from PIL import Image
 from transformers import BatchEncoding, BatchFeature
 
 from ...card import Card, experts
-from ...errors import CardError
 from ...loop import Env, Loop, Op, Tensors, Unit
 from ...loops.chunked import Chunked, Opening
 from ...loops.denoise import NEGATIVE, TEXT, Denoise
@@ -20,7 +19,7 @@ from ...loops.once import Calls, Once
 from ...program import Loops
 from ...request import Frames, Request
 from . import forward
-from .card import GUIDANCE, SETTINGS
+from .card import check_settings
 
 Prepare = Callable[[Request, Tensors, Env], Opening]
 
@@ -30,10 +29,7 @@ _TOKENISING = threading.Lock()
 
 def loops(card: Card) -> Loops:
     """Semantics -> loop, for the stages of any Wan card."""
-    if missing := [name for name in SETTINGS if name not in card.settings]:
-        raise CardError(f"card {card.name} lacks settings of a Wan model", value=missing[0], choices=SETTINGS)
-    if card.settings["guidance"] not in GUIDANCE:
-        raise CardError("unknown guidance for a Wan model", value=card.settings["guidance"], choices=GUIDANCE)
+    check_settings(card)
     dtype = card.components[experts(card)[0]].dtype
     velocity = forward.velocity_per_token if card.settings["per_token"] else forward.velocity
 

@@ -18,6 +18,7 @@ from diffusers import (
     WanPipeline,
     WanVideoToVideoPipeline,
 )
+from diffusers.video_processor import VideoProcessor
 
 from ...card import Card, Component
 from ...request import Request
@@ -44,13 +45,17 @@ def pipeline(card: Card, request: Request, locate: Callable[[Card, Component], P
     if request.task != "video_to_video":
         parts |= {"expand_timesteps": card.settings["per_token"], "boundary_ratio": card.settings["boundary"]}
     built = _CLASSES[request.task](**parts)
+    if request.task == "video_to_video":
+        # this pipeline counts the autoencoder's temporal layers instead of reading its factor, which patching changes
+        factor = card.settings["spatial_stride"]
+        built.vae_scale_factor_spatial, built.video_processor = factor, VideoProcessor(vae_scale_factor=factor)
     built.set_progress_bar_config(disable=True)
     return built.to(device)
 
 
 def _scheduler(card: Card, request: Request) -> SchedulerMixin:
     train_steps = card.settings["train_steps"]
-    if card.loops["denoise"].startswith("flow_euler"):
+    if any(semantics.startswith("flow_euler") for semantics in card.loops.values()):
         return FlowMatchEulerDiscreteScheduler(num_train_timesteps=train_steps, shift=request.flow_shift)
     return UniPCMultistepScheduler(
         num_train_timesteps=train_steps,
