@@ -1,6 +1,6 @@
 """The real-size Wan2.1-1.3B on a GPU with random weights, held against diffusers' own pipeline.
 
-    python benchmarks/wan_h200.py --workspace /tmp/wan [--steps 6] [--frames 81] [--output result.json]
+    python benchmarks/wan_h200.py --workspace DIR [--steps 6] [--frames 81] [--output result.json]
 
 Builds the published configuration (transformer, UMT5-XXL encoder, autoencoder) with random normal weights in a
 Diffusers folder, then runs `verify` on it: transformer in bfloat16, autoencoder and text encoder in float32, at

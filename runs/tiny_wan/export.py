@@ -6,6 +6,7 @@ Before the text-to-video stage has run, the transformer is exported untrained: t
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -50,6 +51,9 @@ def export(state: Path, output: Path, shift: float, warm_start: Path | None) -> 
         transformer=transformer,
     )
     pipeline.save_pretrained(output, safe_serialization=True)
+    config = output / "vae" / "config.json"  # a warm start leaves the folder it came from in here
+    values = {name: value for name, value in json.loads(config.read_text()).items() if name != "_name_or_path"}
+    config.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def main() -> None:
