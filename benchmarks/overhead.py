@@ -16,7 +16,7 @@ import torch
 
 from loopwright.api import load
 from loopwright.engine.job import Job
-from loopwright.engine.runner import Interleaved
+from loopwright.engine.runner import Batched
 from loopwright.loops import denoise
 
 
@@ -34,7 +34,7 @@ def measure(steps: int, requests: int = 8) -> float:
     model = load("loopwright/tiny-wan", device="cpu")
     denoise.denoise_step = nothing  # the loop finds its op by this name
     events: list[object] = []
-    runner = Interleaved()
+    runner = Batched()
     for seed in range(requests):
         request = model.request("a fox", seed=seed, num_inference_steps=steps, output="latents")
         runner.submit(Job(model.instance, request, listener=events.append))

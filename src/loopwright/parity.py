@@ -9,22 +9,23 @@ request alone and among strangers), `output` (the pictures). Deliberately absent
 """
 
 import gc
+import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 
 from . import api, catalog
 from .backends.device import pick
-from .card import REFERENCES, Card, Claim, experts, whole
+from .card import REFERENCES, Card, Claim, Component, experts, whole
 from .engine.job import Job
 from .engine.runner import Interleaved, Serial
 from .errors import CardError, RequestError
 from .loop import Key, Result, Step, Unit
-from .models.wan import reference
 from .request import Frames, Request
 
 LEVELS = ("component", "trajectory", "batch", "output")
@@ -49,6 +50,24 @@ class Trace:
     latents: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     frames: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     peak_bytes: int = 0
+
+
+class _Reference(Protocol):
+    """A family's `reference` module: the reference's own pipeline."""
+
+    def pipeline(
+        self, card: Card, request: Request, locate: Callable[[Card, Component], Path], device: str
+    ) -> "_Pipeline": ...
+
+    def run(
+        self, built: "_Pipeline", request: Request, card: Card, on_step: Callable[[torch.Tensor], None]
+    ) -> torch.Tensor: ...
+
+    def decode(self, built: "_Pipeline", latents: torch.Tensor) -> torch.Tensor: ...
+
+
+class _Pipeline(Protocol):
+    transformer: "_Hookable"
 
 
 class _Hookable(Protocol):
@@ -176,6 +195,7 @@ def _first_expert(model: api.Model, request: Request) -> _Hookable:
 def _theirs(card: Card, request: Request, ours: Trace, device: str) -> Trace:
     trace = Trace()
     device = pick(device)
+    reference: _Reference = importlib.import_module(f".models.{card.family}.reference", __package__)  # type: ignore[assignment]
     with _measured(trace, device):
         pipe = reference.pipeline(card, request, catalog.locate, device)
         with _tapped(trace, pipe.transformer):
