@@ -18,7 +18,7 @@ DEFAULTS = {
     "width": 64,
     "num_frames": 9,
     "num_inference_steps": 24,
-    "guidance_scale": 4.0,
+    "guidance_scale": 3.0,
     "max_sequence_length": 128,
     "fps": 8,
 }
