@@ -7,6 +7,7 @@ import torch
 
 from loopwright.card import Card, Component, Program, Recipe, Stage
 from loopwright.engine.instance import Instance, Resident, Store
+from loopwright.engine.prices import Prices
 from loopwright.loop import Binding, Ref, Result, Step, Tensors, Unit, Wait
 from loopwright.models import wan
 from loopwright.program import resolve
@@ -14,6 +15,13 @@ from loopwright.request import Request
 
 TASK = "text_to_video"
 DEFAULTS = {**wan.KNOWN[0].defaults[TASK], "height": 16, "width": 16, "num_frames": 1}
+
+
+class Generous(Prices):
+    """Prices by which a larger call always pays."""
+
+    def rows(self, label: str, waiting: int, limit: int) -> int:
+        return min(waiting, limit)
 
 
 class Boom(Exception):

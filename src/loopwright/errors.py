@@ -46,5 +46,9 @@ class BackendError(LoopwrightError):
     """This machine cannot do what is asked of it, such as reproducible rows in a batch."""
 
 
+class CapacityError(LoopwrightError):
+    """This machine has too little memory for a request; says what it needs and what there is."""
+
+
 class StateError(LoopwrightError):
     """A saved request cannot be continued: another card, another version, a damaged file."""

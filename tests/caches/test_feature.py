@@ -9,7 +9,7 @@ import loopwright
 from loopwright.caches.feature import FeatureCache, content
 from loopwright.engine.instance import Store
 from loopwright.engine.job import Job
-from loopwright.engine.runner import Batched
+from loopwright.engine.scheduler import Scheduler
 from support import run, same
 
 
@@ -108,7 +108,7 @@ def small(seed: int = 1) -> dict[str, object]:
 def test_one_prompt_of_many_requests_is_encoded_once_with_equal_bits(checkpoint):
     folder = checkpoint("t2v", "euler")
     model, plain = loopwright.load(folder, device="cpu"), loopwright.load(folder, device="cpu", store=Store(0))
-    calls, runner = encodes(model), Batched()
+    calls, runner = encodes(model), Scheduler()
     jobs = [runner.submit(Job(model.instance, model.request("a fox", **small(seed)))) for seed in range(5)]
     runner.run()
     assert len(calls) == 2  # the prompt and the empty negative prompt

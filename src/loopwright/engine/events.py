@@ -26,7 +26,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Step `index` of `total` (counted from 1) of a stage is done and took `seconds` of host time."""
+    """Step `index` of `total` (counted from 1) of a stage is done and took `seconds` of host time.
+
+    `eta` is in how many seconds the job will be done, as far as the scheduler can tell: None where it cannot.
+    """
 
     job: str
     stage: str
@@ -34,6 +37,7 @@ class Stepped:
     index: int
     total: int
     seconds: float
+    eta: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

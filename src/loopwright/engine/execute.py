@@ -1,0 +1,41 @@
+"""How a step's op is called: the one place that does. Eager here; captured graphs are another `Executor`.
+
+    tensors = eager(model, Call(step, key, step.tensors, handles, 1))
+
+Whoever drives jobs passes an executor on; the op is the same function in each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..loop import Key, Step, Tensors
+from .instance import Instance
+
+Handles = Mapping[str, tuple[torch.Tensor, ...]]
+
+
+@dataclass(slots=True, eq=False)  # not frozen: one is made for every step, and freezing doubles its price
+class Call:
+    """An op with everything it is called with: `tensors` has `rows` rows, of one request or of several."""
+
+    step: Step
+    key: Key
+    tensors: Tensors
+    handles: Handles
+    rows: int
+
+
+class Executor(Protocol):
+    """Runs a call on a model. The results are the caller's own."""
+
+    def __call__(self, model: Instance, call: Call) -> Tensors: ...
+
+
+def eager(model: Instance, call: Call) -> Tensors:
+    """Call the op as it stands: the plain twin of every other way."""
+    step = call.step
+    with model.using(step.uses) as parts, torch.no_grad():
+        return step.op(parts, **call.tensors, **call.handles, **step.static)

@@ -1,0 +1,217 @@
+"""Bytes for requests: what one will need, known before it runs, and a ledger that admits no more than there is.
+
+    need = sizes.need(instance, request)            # by running its steps on tensors without storage
+    ledger = Ledger(capacity)
+    ledger.require(need)                            # CapacityError: never
+    ledger.reserve(job.id, need)                    # False: not now
+
+What requests hold adds up; of what calls need while they run, the largest counts, because one call runs at a time.
+Weights are not part of this: capacity is what they leave. Deliberately absent: reading the device's own counters, which
+tell only what has already happened.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import CapacityError
+from ..loop import Key, Result, Tensors
+from ..request import Request
+from .execute import Call, eager
+from .instance import Instance, Store
+from .job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes. `resident` is held from first to last step, `peak` is what the largest call takes on top, a row."""
+
+    resident: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        """What the request needs to run alone."""
+        return self.resident + self.peak
+
+
+class Ledger:
+    """What is promised to whom, of `capacity` bytes. Safe from any thread."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._needs: dict[str, Need] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def reserved(self) -> int:
+        """Bytes promised at present."""
+        return sum(need.resident for need in self._needs.values()) + self._peak(self._needs.values())
+
+    def require(self, need: Need) -> None:
+        """Raise CapacityError if there will never be room for it."""
+        if need.total > self.capacity:
+            raise CapacityError(
+                f"this request needs {gib(need.total)}, requests have {gib(self.capacity)} on this device",
+                remedy="ask for a smaller size or fewer frames",
+            )
+
+    def reserve(self, holder: str, need: Need) -> bool:
+        """Promise it if there is room now."""
+        with self._lock:
+            peak = max(need.peak, self._peak(self._needs.values()))
+            if sum(other.resident for other in self._needs.values()) + need.resident + peak > self.capacity:
+                return False
+            self._needs[holder] = need
+            return True
+
+    def refund(self, holder: str) -> None:
+        """Take back what was promised; nothing if nothing was."""
+        with self._lock:
+            self._needs.pop(holder, None)
+
+    def rows(self, holder: str) -> int:
+        """How many rows a call of the holder's may have beside all that is held: at least one."""
+        with self._lock:
+            left = self.capacity - sum(need.resident for need in self._needs.values())
+            return max(1, left // max(1, self._needs[holder].peak))
+
+    def _peak(self, needs: Iterable[Need]) -> int:
+        return max((need.peak for need in needs), default=0)
+
+
+def gib(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.2f} MiB"
+
+
+class Sizes:
+    """What requests of each shape need, found once a shape. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._needs: dict[tuple[object, ...], Need] = {}
+        self._outlines: weakref.WeakKeyDictionary[Instance, Instance] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def need(self, instance: Instance, request: Request) -> Need:
+        """What the request will need on the instance. Reads no weights."""
+        shape = (instance.card.digest, instance.binding, *shape_of(request))
+        with self._lock:
+            if shape not in self._needs:
+                if instance not in self._outlines:
+                    self._outlines[instance] = outline(instance)
+                self._needs[shape] = _sized(Job(self._outlines[instance], request))
+            return self._needs[shape]
+
+
+def outline(instance: Instance) -> Instance:
+    """The same card with components that have shapes and no storage."""
+    return Instance(instance.card, instance.loops, Store(0), device="meta", locate=instance.locate)
+
+
+def shape_of(request: Request) -> tuple[object, ...]:
+    """What of a request decides sizes and counts: everything but its words, its seed and its pixels' values."""
+    words = ("prompt", "negative_prompt", "seed", "image", "video")
+    values = tuple(getattr(request, field.name) for field in fields(request) if field.name not in words)
+    return (*values, *(None if media is None else media.shape for media in (request.image, request.video)))
+
+
+def _sized(job: Job) -> Need:
+    """Run every step of the job on tensors without storage; a step whose key was seen before is not run again."""
+    held, peak = 0, 0
+    seen: dict[Key, tuple[Tensors, int]] = {}
+    while (call := job.pending()) is not None:
+        if call.key not in seen:
+            seen[call.key] = _measured(job.model, call)
+        tensors, took = seen[call.key]
+        held, peak = max(held, _bytes([job.slots, job.state])), max(peak, took)
+        job.complete(call, Result(tensors, {name: [1.0] for name in call.step.reads}), 0.0)
+    if job.error is not None:
+        raise job.error
+    return Need(held, peak)
+
+
+def _measured(model: Instance, call: Call) -> tuple[Tensors, int]:
+    with _Live() as live, _FusedAttention():
+        tensors = eager(model, call)
+    return tensors, live.peak
+
+
+def _bytes(values: Iterable[object]) -> int:
+    """Bytes of the distinct storages in nested records."""
+    storages: dict[int, int] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                visit(item)
+        elif is_dataclass(value) and not isinstance(value, type):
+            for field in fields(value):
+                visit(getattr(value, field.name))
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                visit(item)
+
+    visit(list(values))
+    return sum(storages.values())
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of storages that come to be while it is active, as they come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0  # Whoever looks at a value, as at a mask without padding, goes the general way.
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(item, torch.Tensor):
+                self._count(item.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+
+    def _gone(self, name: int, count: int) -> None:
+        self._known.discard(name)
+        self.now -= count
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as fused kernels do it: tensors without storage would write out every score."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            named = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs or {})
+            query, value = named["query"], named["value"]
+            assert isinstance(query, torch.Tensor) and isinstance(value, torch.Tensor)
+            return query.new_empty(*query.shape[:-1], value.shape[-1])
+        return func(*args, **(kwargs or {}))
