@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from .request import Request
+from .request import ATTENTION, KERNELS, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +34,15 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a step is bound to besides its components: where it runs and in which precision."""
+    """What a step is bound to besides its components: where it runs, in which precision, by which kernels.
+
+    `attention` and `kernels` are the request's, so that a step of another choice never shares its call or graph.
+    """
 
     device: str
     precision: str
+    attention: str = ATTENTION
+    kernels: str = KERNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class Result:
 class Env(Protocol):
     """What a loop may see while it initialises: the card's settings, its binding, host-side parts as a tokenizer."""
 
-    binding: Binding
+    @property
+    def binding(self) -> Binding: ...
 
     @property
     def settings(self) -> Mapping[str, object]: ...

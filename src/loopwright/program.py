@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields
 from .card import LEVELS, METRICS, REFERENCES, Card, Program, Stage, experts, whole
 from .errors import CardError, RequestError
 from .loop import Loop
-from .request import MODES, OUTPUTS, Frames, Request
+from .request import ATTENTION, KERNELS, MODES, OUTPUTS, Frames, Request
 
 Loops = Mapping[str, Loop[object]]
 MAX_SEED = 2**63 - 1
 _GIVEN = ("model", "task", "output", "mode", "rows", "image", "video", "seed")  # not defaults of a card
+_OPTIONAL = {"attention": ATTENTION, "kernels": KERNELS}  # defaults that a card may leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _validate_defaults(card: Card, task: str) -> None:
                 choices=known,
                 remedy="remove it or name one of these",
             )
-    missing = [name for name in known if name not in given]
+    missing = [name for name in known if name not in given and name not in _OPTIONAL]
     if missing:
         raise CardError(
             f"card {card.name}, task {task}: no default for {', '.join(missing)}", remedy="add them under defaults"
@@ -190,7 +191,7 @@ def resolve(
     for name in given:
         if name not in known:
             raise RequestError("unknown parameter", value=name, choices=known)
-    values = {**defaults, **{k: v for k, v in given.items() if v is not None}}
+    values = {**_OPTIONAL, **defaults, **{k: v for k, v in given.items() if v is not None}}
     values.setdefault("output", "video")
     values.setdefault("mode", "exact")
     values.setdefault("rows", 1)
@@ -227,7 +228,7 @@ def check(card: Card, request: Request) -> None:
     _integer("max_sequence_length", request.max_sequence_length, 1)
     if _integer("seed", request.seed, 0) > MAX_SEED:
         raise RequestError("seed is out of range", value=request.seed, remedy=f"0 to {MAX_SEED}")
-    for name in ("prompt", "negative_prompt"):
+    for name in ("prompt", "negative_prompt", "attention", "kernels"):
         if not isinstance(getattr(request, name), str):
             raise RequestError(f"{name} must be text", value=getattr(request, name))
 

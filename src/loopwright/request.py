@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 OUTPUTS = ("video", "latents")
 MODES = ("exact", "fixed", "throughput")
+ATTENTION, KERNELS = "sdpa", "plain"  # where neither the request nor the card's defaults choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Request:
     `strength` in (0, 1] is how much of the schedule video-to-video runs.
     `mode` is how its steps share calls with other requests': never (`exact`), in calls of always `rows` rows, padded if
     need be, so that the bits do not depend on who shares them (`fixed`), or freely (`throughput`).
+    `attention` and `kernels` name what computes it, such as "sdpa" and "plain"; `loopwright backends` lists what a
+    device offers.
     """
 
     model: str
@@ -63,6 +66,8 @@ class Request:
     output: str
     mode: str
     rows: int
+    attention: str
+    kernels: str
     image: Frames | None = None
     video: Frames | None = None
 

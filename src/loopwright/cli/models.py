@@ -5,8 +5,9 @@ Any Diffusers folder or hub repository of a known family loads as well; the defa
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from .table import table
 
 if TYPE_CHECKING:
     from ..card import Card
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
     else:
-        print(_table([_HEADS, *([_cell(head, row[head]) for head in _HEADS] for row in rows)]))
+        print(table([_HEADS, *([_cell(head, row[head]) for head in _HEADS] for row in rows)]))
     return 0
 
 
@@ -69,8 +70,3 @@ def _counted(parameters: int) -> str:
         if parameters >= size:
             return f"{parameters / size:.1f} {unit}"
     return str(parameters)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
