@@ -78,7 +78,9 @@ def watched(model: Instance, see: Callable[[object, object], None]) -> Instance:
 
 def with_loops(model: Instance, loops: Mapping[str, object]) -> Instance:
     """An instance of the same card and components with other loops."""
-    return Instance(model.card, loops, model.store, device=model.binding.device, locate=model._locate)
+    return Instance(
+        model.card, loops, model.store, device=model.binding.device, locate=model._locate, prepare=model.prepare
+    )
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

@@ -325,7 +325,8 @@ def test_loading_reads_no_weights_and_use_reads_what_it_needs(checkpoint) -> Non
     ("options", "error", "match"),
     [
         ({"device": "tpu"}, RequestError, r"no such device: 'tpu'; choices: auto, .*cpu"),
-        ({"dtype": "float8"}, RequestError, r"unknown dtype: 'float8'; choices: float32, bfloat16"),
+        ({"dtype": "float4"}, RequestError, r"unknown dtype: 'float4'; choices: float32, bfloat16"),
+        ({"dtype": {"vae": "float8"}}, CardError, r"'vae' has a precision for generators alone: 'float8'"),
         ({"dtype": {"unet": "float32"}}, RequestError, r"no such component.*: 'unet'; choices: .*transformer"),
         (
             {"dtype": {"tokenizer": "float32"}},

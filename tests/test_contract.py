@@ -1,6 +1,7 @@
 """What holds for every loop and every field of the contract, whoever wrote it."""
 
 import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -225,5 +226,5 @@ def test_what_a_step_is_bound_to_is_part_of_its_key() -> None:
     def key(binding: Binding) -> object:
         return key_of(Step(tensors_in, (), binding, {}), lambda name: 1, {})
 
-    keys = {key(Binding(device, precision)) for device in ("cpu", "cuda") for precision in ("float32", "bfloat16")}
-    assert len(keys) == 4
+    choices = [("cpu", "cuda"), ("float32", "bfloat16"), ("sdpa", "flash"), ("plain", "fused")]
+    assert len({key(Binding(*binding)) for binding in itertools.product(*choices)}) == 16

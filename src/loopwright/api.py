@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from . import __version__, catalog
 from .backends.device import pick, preferred_dtype
+from .backends.precision import DTYPES
 from .card import Card, derive, experts
 from .engine.events import Cancelled, Done, Event, Failed
 from .engine.instance import Instance, Store
@@ -33,7 +34,6 @@ from .loops.denoise import SOLVERS
 from .program import check, resolve
 from .request import Frames, Request
 from .weights.hub import is_local
-from .weights.load import DTYPES
 
 Pixels = NDArray[np.uint8]
 Media = Pixels | str | Path | Frames
@@ -107,8 +107,8 @@ class Model:
         video: Media | None = None,
         **parameters: Parameter,
     ) -> Request:
-        """The complete request for these parameters, checked. Raises RequestError or MediaError."""
-        return resolve(
+        """The complete request for these parameters, checked. Raises RequestError, MediaError or BackendError."""
+        request = resolve(
             self.card,
             task=task,
             image=_frames(image, still=True),
@@ -116,6 +116,8 @@ class Model:
             prompt=prompt,
             **parameters,
         )
+        self.instance.bind(request)
+        return request
 
     def generate(
         self,
@@ -226,17 +228,23 @@ def load(
         revision: branch, tag or commit of a hub name.
         device: "auto" takes the fastest of this machine.
         dtype: precision of the generator, or of components by name; by default the card's ("auto" on a card without
-            a preference: bfloat16 on CUDA, float32 elsewhere; encoders and autoencoder float32).
+            a preference: bfloat16 on CUDA, float32 elsewhere; encoders and autoencoder float32). "float8" is bfloat16
+            with the feed-forward layers in 8 bits, on CUDA from sm_89.
         sampler: "euler" or "unipc" instead of the card's, if its weights allow it.
         store: share components with other models.
 
-    Raises WeightsError, CardError or RequestError before any weight is read.
+    Raises WeightsError, CardError, RequestError or BackendError before any weight is read.
     """
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
     instance = Instance(
-        card, catalog.loops(card), Store() if store is None else store, device=device, locate=catalog.locate
+        card,
+        catalog.loops(card),
+        Store() if store is None else store,
+        device=device,
+        locate=catalog.locate,
+        prepare=catalog.preparation(card),
     )
     return Model(_lasting(str(source)), instance)
 

@@ -7,7 +7,7 @@ files only; weights come when a component is first used (`locate`).
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,8 @@ class Family(Protocol):
     def describe(self, folder: Path, name: str = "") -> Card: ...
 
     def loops(self, card: Card) -> Loops: ...
+
+    def prepare(self, component: Component, part: object) -> None: ...
 
 
 def known() -> Iterator[Card]:
@@ -62,10 +64,19 @@ def find(name: str, *, revision: str | None = None) -> Card:
 
 def loops(card: Card) -> Loops:
     """The loops of the card's family. Raises CardError for a family nobody here knows."""
+    return _family(card).loops(card)
+
+
+def preparation(card: Card) -> Callable[[Component, object], None]:
+    """What the card's family does to a component just loaded. Raises CardError for a family nobody here knows."""
+    return _family(card).prepare
+
+
+def _family(card: Card) -> Family:
     if card.family not in FAMILIES:
         raise CardError(f"card {card.name} is of an unknown family", value=card.family, choices=FAMILIES)
     family: Family = importlib.import_module(f".models.{card.family}", __package__)  # type: ignore[assignment]
-    return family.loops(card)
+    return family
 
 
 def locate(card: Card, component: Component) -> Path:

@@ -56,6 +56,8 @@ FLAGS = (
     Flag("seed", "of every prompt; drawn and printed if left out", int, "parameters", "N"),
     Flag("mode", "exact (the default), fixed or throughput: whether steps may share calls", group="parameters"),
     Flag("rows", "of every call in fixed mode; repeats a served result", int, "parameters", "N"),
+    Flag("attention", "sdpa (the default), math, flash, cudnn or fa3", group="parameters"),
+    Flag("kernels", "plain (the default) or fused; loopwright backends lists what runs here", group="parameters"),
     Flag("output", "video (pixels) or latents", group="output"),
     Flag("output_path", "a file, or a folder; by default outputs/PROMPT-SEED.mp4", group="output", metavar="PATH"),
     Flag("contact_sheet", "also a grid of the frames: a file, or a folder", group="output", metavar="PATH"),

@@ -16,14 +16,20 @@ from typing import cast
 
 import torch
 
+from ..backends.device import probe
+from ..backends.precision import DTYPES, FLOAT8
+from ..backends.registry import require, require_precision
 from ..caches.feature import FeatureCache
 from ..card import Card, Component, Value, experts
-from ..errors import CardError
+from ..errors import BackendError, CardError
 from ..loop import Binding
 from ..program import Loops, validate
+from ..request import ATTENTION, KERNELS, Request
 from ..weights.load import load_component
 
 Locate = Callable[[Card, Component], Path]
+Prepare = Callable[[Component, object], None]
+OUTLINE = "meta"  # torch's device of tensors without storage: it computes nothing, so every choice is as good there
 
 
 FEATURE_BYTES = 512 * 2**20
@@ -61,23 +67,66 @@ class Store:
         return len(self._residents)
 
 
+def _check_precision(card: Card, device: str) -> None:
+    """Raise where a component has a precision that it or the device cannot have."""
+    for name, component in card.components.items():
+        if component.dtype == FLOAT8 and name not in experts(card):
+            raise CardError(
+                f"card {card.name}: component {name!r} has a precision for generators alone",
+                value=FLOAT8,
+                choices=DTYPES[:-1],
+                remedy="set the component's dtype to one of these",
+            )
+        if device != OUTLINE:
+            require_precision(probe(device), component.dtype)
+
+
 class Instance:
     """A card bound to a device. The card is checked before any weight is read.
 
-    `locate` says in which folder a component's files lie (and fetches them if they are elsewhere).
+    `locate` says in which folder a component's files lie (and fetches them if they are elsewhere). `prepare` is the
+    family's hook on a component just loaded, through which requests choose attention and kernels.
     """
 
-    def __init__(self, card: Card, loops: Loops, store: Store, *, device: str, locate: Locate) -> None:
+    def __init__(
+        self,
+        card: Card,
+        loops: Loops,
+        store: Store,
+        *,
+        device: str,
+        locate: Locate,
+        prepare: Prepare | None = None,
+    ) -> None:
         validate(card, loops)
+        _check_precision(card, device)
         self.card, self.loops, self.store = card, loops, store
         self.binding = Binding(device, card.components[experts(card)[0]].dtype)
-        self._locate = locate
+        self._locate, self.prepare = locate, prepare
+        self._bindings: set[Binding] = set()
         self._residents: dict[str, Resident] = {}
 
     @property
     def settings(self) -> Mapping[str, Value]:
         """The card's settings."""
         return self.card.settings
+
+    def bind(self, request: Request) -> Binding:
+        """What the request's steps are bound to. Raises BackendError for attention or kernels not available here."""
+        ours = self.binding
+        if ours.device == OUTLINE:
+            return ours
+        binding = Binding(ours.device, ours.precision, request.attention, request.kernels)
+        if binding not in self._bindings:
+            if self.prepare is None and (binding.attention, binding.kernels) != (ATTENTION, KERNELS):
+                raise BackendError(
+                    f"models of family {self.card.family} run under torch's own choice of kernels alone",
+                    value=f"attention {binding.attention}, kernels {binding.kernels}",
+                    choices=(f"attention {ATTENTION}, kernels {KERNELS}",),
+                )
+            require(probe(ours.device), ours.precision, attention=binding.attention, kernels=binding.kernels)
+            self._bindings.add(binding)
+        return binding
 
     def part(self, name: str) -> object:
         """The component, loaded on first use. Raises CardError for a name the card does not declare."""
@@ -114,4 +163,10 @@ class Instance:
         folder = self._locate(self.card, component)
         device = self.binding.device if component.dtype else "host"
         identity = (folder.resolve(), component.subfolder, component.kind, component.dtype, device)
-        return self.store.get(identity, lambda: load_component(component, folder, device))
+        return self.store.get(identity, lambda: self._loaded(component, folder, device))
+
+    def _loaded(self, component: Component, folder: Path, device: str) -> object:
+        part = load_component(component, folder, device)
+        if self.prepare is not None:
+            self.prepare(component, part)
+        return part

@@ -17,6 +17,7 @@ from ..errors import ModelError, StateError
 from ..loop import Key, Result, Step, Tensors, Unit, Wait, key_of
 from ..program import Bound, bind
 from ..request import Request
+from .env import RequestEnv
 from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
 from .instance import Instance
 
@@ -62,6 +63,7 @@ class Job:
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.model, self.request = model, request
+        self.env = RequestEnv(model, model.bind(request))
         self.stages: tuple[Bound, ...] = bind(model.card, request, model.loops)
         self.stage, self.index = 0, 0
         self.state: object | None = None
@@ -182,7 +184,7 @@ class Job:
         self.status = "running"
         self._emit(Started(self.id, bound.stage.name))
         inputs = {slot: self.slots[slot] for slot in bound.stage.reads if slot in self.slots}
-        self.state, self.index = bound.loop.init(self.request, inputs, self.model), 0
+        self.state, self.index = bound.loop.init(self.request, inputs, self.env), 0
 
     def _leave(self, bound: Bound) -> None:
         written = bound.loop.finish(self.state)

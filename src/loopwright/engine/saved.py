@@ -23,7 +23,7 @@ from ..request import Frames, from_json, to_json
 from .instance import Instance
 from .job import Job, Listener
 
-FORMAT = 1
+FORMAT = 2
 _TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
 
 
@@ -68,7 +68,7 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
         job = _continued(model, head, tensors, listener)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise StateError(f"{path} is damaged: it lacks what continues a job ({error!r})") from error
-    _check_binding(job.state, model, path)
+    _check_binding(job, path)
     return job
 
 
@@ -90,10 +90,11 @@ def _continued(
     return job
 
 
-def _check_binding(state: object, model: Instance, path: str | Path) -> None:
-    bound = getattr(state, "binding", model.binding)
-    if bound != model.binding:
-        raise StateError(f"{path} was saved on another device or precision", value=f"{bound}", choices=(model.binding,))
+def _check_binding(job: Job, path: str | Path) -> None:
+    ours = job.env.binding
+    bound = getattr(job.state, "binding", ours)
+    if bound != ours:
+        raise StateError(f"{path} was saved on another device or precision", value=f"{bound}", choices=(ours,))
 
 
 def _pack(value: object, name: str, tensors: dict[str, torch.Tensor]) -> object:

@@ -9,15 +9,17 @@ Conditioning stays in the request's slots and is lent to the op.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..backends.registry import load
 from ..card import Value, whole
 from ..errors import RequestError
 from ..loop import Binding, Env, Ref, Result, Step, Tensors, Unit
-from ..request import Request
+from ..request import ATTENTION, KERNELS, Request
 from ..sampling import solvers
 from ..sampling.guidance import Guidance, guided
 from ..sampling.schedules import Schedule, euler_flow, first_step, unipc_flow
@@ -25,6 +27,7 @@ from .common import Handle, finite, require_finite, rows
 
 TEXT, NEGATIVE, SOURCE = "prompt_embeds", "negative_embeds", "source"
 Velocity = Callable[..., torch.Tensor]
+Update = Callable[[torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Solver:
 
     semantics: str
     schedule: Callable[..., Schedule]
-    update: Callable[[torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]]
+    update: Update
     remembers: bool
 
     def table(self, sigmas: NDArray[np.float32], order: int, start: int) -> NDArray[np.float64]:
@@ -49,6 +52,11 @@ SOLVERS = {
 }
 
 
+def fused_update(solver: str) -> Update:
+    """The solver's update as one kernel."""
+    return cast(Update, load(f"{solver}_update"))
+
+
 def denoise_step(
     parts: Mapping[str, torch.nn.Module],
     *,
@@ -60,12 +68,15 @@ def denoise_step(
     velocity: Velocity,
     solver: str,
     guidance: Guidance,
+    attention: str = ATTENTION,
+    kernels: str = KERNELS,
     **more: torch.Tensor | Handle,
 ) -> dict[str, torch.Tensor]:
     """One step of one expert: latents float32 [B, C, T, H, W] at a row's sigma -> at the next.
 
     `more` holds the solver's history (tensors) and the family's conditioning (handles), passed on to `velocity`.
     """
+    update = SOLVERS[solver].update if kernels == KERNELS else fused_update(solver)
     history = {name: item for name, item in more.items() if isinstance(item, torch.Tensor)}
     conditioning = {name: rows(item) for name, item in more.items() if isinstance(item, tuple)}
 
@@ -79,10 +90,12 @@ def denoise_step(
                 {name: torch.cat([item] * copies) for name, item in conditioning.items()},
             )
         )
-        return velocity(parts[model], x, t, embeds, **extra, **({} if scale is None else {"guidance": scale}))
+        if scale is not None:
+            extra = {**extra, "guidance": scale}
+        return velocity(parts[model], x, t, embeds, attention=attention, kernels=kernels, **extra)
 
     v = guided(guidance, forward, rows(text), rows(negative) if negative else None, row[:, 1])
-    after, remembered = SOLVERS[solver].update(latents, v, history, row[:, 2:])
+    after, remembered = update(latents, v, history, row[:, 2:])
     return {"latents": after, "finite": finite(after), **remembered}
 
 
@@ -191,7 +204,14 @@ class Denoise:
             state.binding,
             {"latents": state.latents, "row": state.table[i : i + 1], **state.history},
             {name: Ref(slot) for name, slot in state.slots.items() if name != "negative" or kind != "none"},
-            {"model": expert, "velocity": self.velocity, "solver": self.solver, "guidance": kind},
+            {
+                "model": expert,
+                "velocity": self.velocity,
+                "solver": self.solver,
+                "guidance": kind,
+                "attention": state.binding.attention,
+                "kernels": state.binding.kernels,
+            },
             Unit.DENOISE,
             ("finite",),
         )

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
+from ..backends.precision import torch_dtype
 from ..card import Component
 from ..errors import CardError, WeightsError
 
-DTYPES = ("float32", "bfloat16", "float16")
 LIBRARIES = ("diffusers", "transformers")
 
 
@@ -48,7 +48,7 @@ def _host_side(cls: type, path: Path) -> object:
 
 
 def _module(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
-    precision = {("torch_dtype" if library == "diffusers" else "dtype"): getattr(torch, dtype)}
+    precision = {("torch_dtype" if library == "diffusers" else "dtype"): torch_dtype(dtype)}
     try:
         module, info = cls.from_pretrained(  # type: ignore[attr-defined]
             path, local_files_only=True, use_safetensors=True, output_loading_info=True, **precision

@@ -125,7 +125,7 @@ def build(
         programs={task: _program(task, settings) for task in tasks},
         defaults={task: _defaults(settings, configs["scheduler"], solver) for task in tasks},
         settings=settings,
-        recipe=Recipe(assumes=_assumes()),
+        recipe=Recipe(assumes=_assumes(), precision=_precisions(configs["transformer"])),
         claims=tuple(claim for task in tasks for claim in _claims(task, solver)),
         home=home,
     )
@@ -204,6 +204,13 @@ def _solver(name: str, scheduler: Config) -> str:
                     choices=(wanted,),
                 )
     return _SCHEDULERS[str(kind)]
+
+
+def _precisions(transformer: Config) -> tuple[str, ...]:
+    """8 bits for the feed-forward layers where they are wide enough to gain by it and to bear it."""
+    width = _int(transformer, "num_attention_heads", 40) * _int(transformer, "attention_head_dim", 128)
+    fits = width >= 1024 and width % 16 == 0 and _int(transformer, "ffn_dim", 13824) % 16 == 0
+    return ("float32", "bfloat16", *(("float8",) if fits else ()))
 
 
 def _assumes() -> tuple[str, ...]:

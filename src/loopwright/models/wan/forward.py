@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
 
+from ...backends.precision import torch_dtype
 from ...loops.common import finite
+from ...request import ATTENTION, KERNELS
+from .install import bound
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan, WanTransformer3DModel
@@ -24,14 +27,14 @@ Out = dict[str, torch.Tensor]
 def encode_text(parts: Parts, *, ids: torch.Tensor, mask: torch.Tensor, dtype: str) -> Out:
     """ids, mask int64 [B, L] -> [B, L, D] in the transformer's dtype, zero past the last real token."""
     hidden = parts["text_encoder"](ids, mask).last_hidden_state
-    hidden = torch.where(mask.bool().unsqueeze(-1), hidden, torch.zeros_like(hidden)).to(getattr(torch, dtype))
+    hidden = torch.where(mask.bool().unsqueeze(-1), hidden, torch.zeros_like(hidden)).to(torch_dtype(dtype))
     return {"out": hidden, "finite": finite(hidden)}
 
 
 def encode_image(parts: Parts, *, pixels: torch.Tensor, dtype: str) -> Out:
     """CLIP pixels [B, 3, 224, 224] -> the last hidden states but one [B, 257, D]."""
     hidden = parts["image_encoder"](pixel_values=pixels, output_hidden_states=True).hidden_states[-2]
-    hidden = hidden.to(getattr(torch, dtype))
+    hidden = hidden.to(torch_dtype(dtype))
     return {"out": hidden, "finite": finite(hidden)}
 
 
@@ -43,19 +46,22 @@ def velocity(
     *,
     condition: torch.Tensor | None = None,
     image_embeds: torch.Tensor | None = None,
+    attention: str = ATTENTION,
+    kernels: str = KERNELS,
 ) -> torch.Tensor:
     """Wan2.1 and the A14B experts. latents float32 [B, C, T, H, W], timestep [B] in 0..1000 -> velocity of that shape.
 
     `condition` [B, 4 + C, T, H, W] is the image model's mask and encoded first frame.
     """
     x = latents if condition is None else torch.cat([latents, condition], dim=1)
-    out: torch.Tensor = transformer(
-        hidden_states=x.to(transformer.dtype),
-        timestep=timestep,
-        encoder_hidden_states=text,
-        encoder_hidden_states_image=image_embeds,
-        return_dict=False,
-    )[0]
+    with bound(transformer, attention, kernels):
+        out: torch.Tensor = transformer(
+            hidden_states=x.to(transformer.dtype),
+            timestep=timestep,
+            encoder_hidden_states=text,
+            encoder_hidden_states_image=image_embeds,
+            return_dict=False,
+        )[0]
     return out
 
 
@@ -66,6 +72,8 @@ def velocity_per_token(
     text: torch.Tensor,
     *,
     first_frame: torch.Tensor | None = None,
+    attention: str = ATTENTION,
+    kernels: str = KERNELS,
 ) -> torch.Tensor:
     """Wan2.2 TI2V: a timestep per token [B, T*H*W/4]; tokens of a given first frame [B, C, 1, H, W] are at 0."""
     _, _, frames, height, width = latents.shape
@@ -76,12 +84,13 @@ def velocity_per_token(
         x = (1 - free) * first_frame + free * latents
     # every second row and column whatever the patch: the reference does the same
     tokens = free[0, 0, :, ::2, ::2].reshape(1, -1)
-    out: torch.Tensor = transformer(
-        hidden_states=x.to(transformer.dtype),
-        timestep=timestep[:, None] * tokens,
-        encoder_hidden_states=text,
-        return_dict=False,
-    )[0]
+    with bound(transformer, attention, kernels):
+        out: torch.Tensor = transformer(
+            hidden_states=x.to(transformer.dtype),
+            timestep=timestep[:, None] * tokens,
+            encoder_hidden_states=text,
+            return_dict=False,
+        )[0]
     return out
 
 

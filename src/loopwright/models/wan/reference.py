@@ -20,6 +20,7 @@ from diffusers import (
 )
 from diffusers.video_processor import VideoProcessor
 
+from ...backends.precision import torch_dtype
 from ...card import Card, Component
 from ...request import Request
 from .program import pictures
@@ -36,7 +37,7 @@ def pipeline(card: Card, request: Request, locate: Callable[[Card, Component], P
     parts: dict[str, object] = {}
     for name, component in card.components.items():
         library, _, cls = component.kind.rpartition(".")
-        dtype = {"torch_dtype": getattr(torch, component.dtype)} if component.dtype else {}
+        dtype = {"torch_dtype": torch_dtype(component.dtype)} if component.dtype else {}
         loader = getattr(diffusers if library == "diffusers" else transformers, cls)
         parts[name] = loader.from_pretrained(locate(card, component) / component.subfolder, **dtype)
     parts["scheduler"] = _scheduler(card, request)
