@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import UMT5EncoderModel
 
 from loopwright.card import Component
 from loopwright.errors import CardError, WeightsError
-from loopwright.weights.load import check_files, count_parameters, load_component
+from loopwright.weights.load import _module, check_files, count_parameters, load_component, stored_bytes
 
 TRANSFORMER = Component("diffusers.WanTransformer3DModel", subfolder="transformer", dtype="float32")
 TEXT = Component("transformers.UMT5EncoderModel", subfolder="text_encoder", dtype="float32")
@@ -234,6 +236,67 @@ def test_precision_is_what_the_library_itself_gives(
     theirs = cls.from_pretrained(folder / component.subfolder, **{keyword: getattr(torch, dtype)}).state_dict()
     assert {n: t.dtype for n, t in ours.items()} == {n: t.dtype for n, t in theirs.items()}
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("component", "cls"), [(TRANSFORMER, WanTransformer3DModel), (VAE, AutoencoderKLWan), (TEXT, UMT5EncoderModel)],
+    ids=["transformer", "vae", "text_encoder"],
+)  # fmt: skip
+def test_weights_on_another_device_are_the_same_tensors_there(
+    component: Component, cls: type, dtype: str, folder: Path
+) -> None:
+    """The device without storage stands for any; ties, buffers and what stays in float32 included."""
+    library, path = component.kind.split(".")[0], folder / component.subfolder
+    here, there = (_module(cls, library, path, dtype, device) for device in ("cpu", "meta"))
+    for named in ("named_parameters", "named_buffers"):
+        mine, other = dict(getattr(here, named)()), dict(getattr(there, named)())
+        assert {n: (t.shape, t.dtype) for n, t in mine.items()} == {n: (t.shape, t.dtype) for n, t in other.items()}
+        assert all(tensor.device.type == "meta" for tensor in other.values())
+
+
+class HostBytes(TorchDispatchMode):
+    """The most bytes of host memory that operations have taken at once; mapped files take none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        mapped = func.is_view or func.overloadpacket is torch.ops.aten.set_
+        if isinstance(out, torch.Tensor) and out.device.type == "cpu" and not mapped:
+            storage = out.untyped_storage()
+            if storage._cdata not in self.known:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+        return out
+
+    def gone(self, name: int, count: int) -> None:
+        self.known.discard(name)
+        self.now -= count
+
+
+def test_no_copy_of_the_weights_is_made_on_the_host_on_their_way_to_a_device(folder: Path) -> None:
+    """Each tensor is converted by itself; transformers does the same in threads of its own, which are not counted."""
+    path = folder / "transformer"
+    with HostBytes() as host:
+        module = _module(WanTransformer3DModel, "diffusers", path, "bfloat16", "meta")
+    largest = max(tensor.numel() * 4 for tensor in module.state_dict().values())
+    buffers = sum(tensor.numel() * tensor.element_size() for tensor in module.buffers())
+    assert host.most <= 2 * largest + 4 * buffers < stored_bytes(TRANSFORMER, folder) / 2
+
+
+def test_what_weights_will_take_is_known_from_the_headers(folder: Path) -> None:
+    for component in (TRANSFORMER, TEXT, VAE):
+        module = load_component(component, folder, "cpu")
+        taken = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+        assert stored_bytes(component, folder) == taken
+        half = Component(component.kind, subfolder=component.subfolder, dtype="bfloat16")
+        assert stored_bytes(half, folder) * 2 == taken
 
 
 def test_bfloat16_keeps_in_float32_what_the_reference_keeps(folder: Path) -> None:

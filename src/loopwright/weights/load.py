@@ -2,14 +2,16 @@
 
     module = load_component(component, folder, device="cuda")
 
-diffusers and transformers build the module and place its weights; this adds what they leave out: damaged or missing
-files and missing weights are errors that name the file, and nothing is ever filled with random numbers.
+diffusers and transformers build the module and put each tensor straight from its file on the device; this adds what
+they leave out: damaged or missing files and missing weights are errors that name the file, and nothing is ever filled
+with random numbers.
 """
 
 import importlib
 import json
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -22,7 +24,10 @@ LIBRARIES = ("diffusers", "transformers")
 
 
 def load_component(component: Component, folder: Path, device: str) -> torch.nn.Module | object:
-    """The component on `device`, in its dtype, frozen and in evaluation mode. Raises WeightsError or CardError."""
+    """The component on `device`, in its dtype, frozen and in evaluation mode. Raises WeightsError or CardError.
+
+    On the device "meta" it is an outline: modules of the right shapes without weights, for which none are read.
+    """
     library, _, name = component.kind.rpartition(".")
     if library not in LIBRARIES:
         raise CardError("a component's class comes from an unknown library", value=component.kind, choices=LIBRARIES)
@@ -36,8 +41,10 @@ def load_component(component: Component, folder: Path, device: str) -> torch.nn.
         return _host_side(cls, path)
     if not (path / "config.json").is_file():
         raise WeightsError(f"{path / 'config.json'} is missing", remedy="download the checkpoint again")
+    if device == "meta":
+        return _outline(cls, library, path, component.dtype)
     check_files(path)
-    return _module(cls, library, path, component.dtype).to(device)
+    return _module(cls, library, path, component.dtype, device)
 
 
 def _host_side(cls: type, path: Path) -> object:
@@ -47,12 +54,23 @@ def _host_side(cls: type, path: Path) -> object:
         raise WeightsError(f"{path} cannot be loaded ({_first_line(error)})", remedy="download it again") from error
 
 
-def _module(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
+def _module(cls: type, library: str, path: Path, dtype: str, device: str) -> torch.nn.Module:
     precision = {("torch_dtype" if library == "diffusers" else "dtype"): torch_dtype(dtype)}
-    try:
-        module, info = cls.from_pretrained(  # type: ignore[attr-defined]
-            path, local_files_only=True, use_safetensors=True, output_loading_info=True, **precision
+
+    def load(**placed: str) -> tuple[torch.nn.Module, Mapping[str, Iterable[str]]]:
+        options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+        loaded: tuple[torch.nn.Module, Mapping[str, Iterable[str]]] = cls.from_pretrained(  # type: ignore[attr-defined]
+            path, **options, **precision, **placed
         )
+        return loaded
+
+    try:
+        try:
+            module, info = load(device_map=device)
+        except NotImplementedError:  # diffusers cannot move what the file lacks; without moving it tells the names
+            module, info = load()
+    except torch.OutOfMemoryError:
+        raise
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise WeightsError(f"{path} cannot be loaded ({_first_line(error)})", remedy="download it again") from error
     if missing := sorted(info["missing_keys"]):
@@ -63,6 +81,16 @@ def _module(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
         )
     assert isinstance(module, torch.nn.Module)
     return module.eval().requires_grad_(False)
+
+
+def _outline(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
+    with torch.device("meta"):
+        if library == "diffusers":
+            module = cls.from_config(cls.load_config(path))  # type: ignore[attr-defined]
+        else:
+            module = cls(cls.config_class.from_pretrained(path))  # type: ignore[attr-defined]
+    assert isinstance(module, torch.nn.Module)
+    return module.to(torch_dtype(dtype)).eval().requires_grad_(False)
 
 
 def _first_line(error: Exception) -> str:
@@ -97,6 +125,16 @@ def _check_file(file: Path) -> None:
 def count_parameters(folder: Path) -> int:
     """Parameters stored in a folder's safetensors files, from their headers; 0 where there are none."""
     return sum(math.prod(item["shape"]) for file in folder.glob("*.safetensors") for item in _header(file)[1].values())
+
+
+def stored_bytes(component: Component, folder: Path) -> int:
+    """Bytes the component's weights will take in its dtype, from its files' headers. Raises WeightsError.
+
+    What a library keeps in float32 whatever is asked for counts in the dtype asked for; it is little.
+    """
+    path, width = folder / component.subfolder, torch_dtype(component.dtype).itemsize
+    items = [item for file in path.glob("*.safetensors") for item in _header(file)[1].values()]
+    return sum(math.prod(item["shape"]) * width for item in items)
 
 
 def _header(file: Path) -> tuple[int, dict[str, dict[str, list[int]]]]:
