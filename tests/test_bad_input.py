@@ -36,7 +36,7 @@ def refused(here, capsys) -> Refused:
         before = contents()
         status = main(arguments)
         out, err = capsys.readouterr()
-        lines = [line for line in err.splitlines() if not line.startswith(("loading ", "text: ", "denoise: "))]
+        lines = [line for line in err.splitlines() if not line.startswith(("load", "text: ", "denoise: "))]
         assert status == 2, err
         assert out == ""
         assert contents() == before

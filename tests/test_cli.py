@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -121,6 +122,9 @@ def test_a_file_carries_the_record_that_is_printed(generate):
     carried = media.read_metadata("fox.mp4")
     assert printed.pop("files") == ["fox.mp4"]
     assert set(printed.pop("seconds")) == {"load", "generate", "encode"}
+    assert printed.pop("memory") == "high"
+    peak = printed.pop("peak_memory")
+    assert peak["bytes"] > 2**20 and peak["of"] == "the process"
     assert printed == carried
     assert carried["request"]["prompt"] == "a fox"
     assert (carried["request"]["seed"], carried["sampler"], carried["device"]) == (5, "euler", "cpu")
@@ -132,7 +136,10 @@ def test_every_resolved_parameter_is_printed(generate):
     values = {name: value.strip() for name, _, value in (line.strip().partition(" ") for line in lines[1:])}
     assert lines[0] == "outputs/a-fox-5.mp4"
     record = media.read_metadata(lines[0])
-    assert set(record["request"]) | set(record) - {"request"} | {"seconds"} == set(values)
+    told = {"seconds", "memory", "peak_memory"}
+    assert set(record["request"]) | set(record) - {"request"} | told == set(values)
+    assert values["memory"] == "high"
+    assert re.fullmatch(r"[\d.]+ [GM]iB of the process", values["peak_memory"])
     assert values["card"] == record["card"]
     assert values["guidance_scale"] == "5.0"
     assert values["dtypes"] == "text_encoder float32, transformer float32, vae float32"
@@ -207,8 +214,9 @@ def test_progress_goes_to_stderr_a_line_a_stage(checkpoint, tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[:4] == [f"loading {part} ({i} of 4)" for i, part in enumerate(
         ("tokenizer", "text_encoder", "transformer", "vae"), 1)]  # fmt: skip
-    assert [line.split(":")[0] for line in lines[4:]] == ["text", "denoise", "decode"]
-    assert lines[5].startswith("denoise: 2 steps in ")
+    assert re.fullmatch(r"loaded 4 components, [\d.]+ KiB in \d+\.\d s", lines[4])
+    assert [line.split(":")[0] for line in lines[5:]] == ["text", "denoise", "decode"]
+    assert lines[6].startswith("denoise: 2 steps in ")
 
 
 def test_quiet_says_the_file_and_nothing_else(checkpoint, tmp_path):
@@ -285,6 +293,17 @@ def test_like_runs_another_model_when_named(generate, checkpoint):
     other = str(checkpoint("t2v", "unipc"))
     again = record_of(generate("--like", "a.mp4", "--model-path", other, "--json", small=False))
     assert (again["model"], again["sampler"]) == (other, "euler")
+
+
+def test_low_memory_changes_no_bit_and_is_not_part_of_the_record(generate):
+    printed = record_of(generate("--prompt", "a fox", "--memory", "low", "--output-path", "a.webp", "--json"))
+    assert printed["memory"] == "low"
+    again = record_of(generate("--like", "a.webp", "--output-path", "b.webp", "--json", small=False))
+    assert again["memory"] == "high"
+    low_again = generate("--like", "b.webp", "--memory", "low", "--output-path", "c.webp", "--json", small=False)
+    assert record_of(low_again)["memory"] == "low"
+    assert np.array_equal(pixels("a.webp"), pixels("b.webp")) and np.array_equal(pixels("b.webp"), pixels("c.webp"))
+    assert media.read_metadata("a.webp") == media.read_metadata("b.webp")
 
 
 # Configuration

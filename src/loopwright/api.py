@@ -27,7 +27,8 @@ from .card import Card, derive, experts
 from .engine.events import Cancelled, Done, Event, Failed
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
-from .engine.runner import Batched
+from .engine.residence import MEMORY
+from .engine.scheduler import Scheduler
 from .errors import CardError, MediaError, RequestError
 from .files import replacing
 from .loops.denoise import SOLVERS
@@ -143,7 +144,7 @@ class Model:
             raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
         check(self.card, request)
         job = Job(self.instance, request, listener=listener)
-        runner = Batched()
+        runner = Scheduler()
         runner.submit(job)
         runner.run()
         return self.result(job)
@@ -165,7 +166,7 @@ class Model:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = Job(self.instance, request, listener=listen)
-        runner = Batched()
+        runner = Scheduler()
         runner.submit(job)
         work = loop.run_in_executor(None, runner.run)
         try:
@@ -221,6 +222,7 @@ def load(
     dtype: str | Mapping[str, str] | None = None,
     sampler: str | None = None,
     store: Store | None = None,
+    memory: str = "auto",
 ) -> Model:
     """A model from a shipped id, a Diffusers folder or a hub name.
 
@@ -232,19 +234,26 @@ def load(
             with the feed-forward layers in 8 bits, on CUDA from sm_89.
         sampler: "euler" or "unipc" instead of the card's, if its weights allow it.
         store: share components with other models.
+        memory: "high" keeps weights on the device after their first use; "low" keeps them on the host and brings them
+            for the steps that use them, the generator a layer at a time; "auto" is "high" where all weights fit in
+            three quarters of the device's free memory, by their files' headers. Results are the same bit for bit.
 
     Raises WeightsError, CardError, RequestError or BackendError before any weight is read.
     """
+    if memory not in MEMORY:
+        raise RequestError("unknown memory", value=memory, choices=MEMORY)
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
+    store = Store() if store is None else store
     instance = Instance(
         card,
         catalog.loops(card),
-        Store() if store is None else store,
+        store,
         device=device,
         locate=catalog.locate,
         prepare=catalog.preparation(card),
+        memory=memory,
     )
     return Model(_lasting(str(source)), instance)
 

@@ -9,6 +9,7 @@ one seed. Results carry all that made them; --like repeats them.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ FLAGS = (
     Flag("revision", "branch, tag or commit of a hub name"),
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ..."),
     Flag("dtype", "precision of the generator, such as bfloat16"),
+    Flag("memory", "auto, high (weights stay on the device) or low (they come when needed)"),
     Flag("sampler", "another sampler than the model's, such as euler"),
     Flag("threads", "CPU threads", int, metavar="N"),
     Flag("config", "YAML or JSON with the names of these flags", metavar="FILE", in_file=False),
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             result = _run(model, request, arguments, f"[{index + 1}/{len(requests)}] " if len(requests) > 1 else "")
             files, encoding = _save(result, plan)
             spent = {"load": 0.0 if index else seconds, "generate": result.seconds, "encode": encoding}
-            print(_report(arguments, files, result, spent, len(requests)), flush=True)
+            print(_report(arguments, files, result, spent, _usage(model), prompts=len(requests)), flush=True)
     return 0
 
 
@@ -107,7 +109,7 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
 
     past, named = plan.past, arguments.model or arguments.model_path
     if past and not named and not arguments.revision:
-        model = past.load(arguments.device)
+        model = past.load(arguments.device, arguments.memory or "auto")
         if not (arguments.dtype or arguments.sampler):
             return model
     return api.load(
@@ -116,6 +118,7 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
         device=arguments.device or (past.device if past else "auto"),
         dtype=arguments.dtype or (past.dtypes if past else None),
         sampler=arguments.sampler or (past.sampler if past else None),
+        memory=arguments.memory or "auto",
     )
 
 
@@ -150,6 +153,10 @@ def _read_weights(model: "Model", requests: Sequence["Request"], arguments: argp
         for index, name in enumerate(names):
             show.loading(name, index + 1, len(names))
             model.instance.part(name)
+    if not arguments.quiet:
+        loaded = model.instance.store.loaded
+        size = report.as_size(loaded.bytes)
+        print(f"loaded {loaded.components} components, {size} in {loaded.seconds:.1f} s", file=sys.stderr, flush=True)
 
 
 def _run(model: "Model", request: "Request", arguments: argparse.Namespace, title: str) -> "Result":
@@ -172,12 +179,24 @@ def _save(result: "Result", plan: Plan) -> tuple[list[Path], float]:
     return files, time.perf_counter() - begun
 
 
+def _usage(model: "Model") -> report.Usage:
+    from ..backends.usage import peak_bytes
+
+    return report.Usage(model.instance.memory, *peak_bytes(model.instance.binding.device))
+
+
 def _report(
-    arguments: argparse.Namespace, files: Sequence[Path], result: "Result", seconds: Mapping[str, float], prompts: int
+    arguments: argparse.Namespace,
+    files: Sequence[Path],
+    result: "Result",
+    seconds: Mapping[str, float],
+    usage: report.Usage,
+    *,
+    prompts: int,
 ) -> str:
     if arguments.json:
-        return report.as_json(files, result.record, seconds)
+        return report.as_json(files, result.record, seconds, usage)
     if arguments.quiet:
         return "\n".join(map(str, files))
     notes = {"seed": f" (the same for all {prompts} prompts)"} if prompts > 1 else {}
-    return report.as_text(files, result.record, seconds, notes)
+    return report.as_text(files, result.record, seconds, usage, notes)

@@ -39,7 +39,7 @@ class Past:
     media: Mapping[str, str]
     digests: Mapping[str, str]
 
-    def load(self, device: str | None = None) -> "Model":
+    def load(self, device: str | None = None, memory: str = "auto") -> "Model":
         """The model as it ran, its weights not read yet. Raises RequestError if its card has changed since."""
         from .. import api
 
@@ -50,6 +50,7 @@ class Past:
                 device=device or self.device,
                 dtype=self.dtypes,
                 sampler=self.sampler,
+                memory=memory,
             )
         except WeightsError as error:
             raise WeightsError(

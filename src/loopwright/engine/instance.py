@@ -4,28 +4,34 @@
     teacher = Instance(card, loops, store, device="cuda", locate=folder_of)
     student = Instance(student_card, loops, store, device="cuda", locate=folder_of)   # one autoencoder between them
 
+    with teacher.using(("vae",)) as parts:      # on the device until the end of the block
+        parts["vae"].decode(latents)
+
 A component is identified by where it comes from, its class, precision and device; whoever names the same gets the same
-module. Each has a version, raised whenever its weights change, which is part of every step's key.
+module. Each has a version, raised whenever its weights change, which is part of every step's key. Where components live
+between steps is `residence`'s business.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from ..backends.device import probe
 from ..backends.precision import DTYPES, FLOAT8
 from ..backends.registry import require, require_precision
+from ..backends.usage import free_bytes, settle
 from ..caches.feature import FeatureCache
 from ..card import Card, Component, Value, experts
 from ..errors import BackendError, CardError
 from ..loop import Binding
 from ..program import Loops, validate
 from ..request import ATTENTION, KERNELS, Request
-from ..weights.load import load_component
+from ..weights.load import load_component, stored_bytes
+from .residence import Homes, Lease, Residence, Resident, choose, home_of, size_of, tensors_of
 
 Locate = Callable[[Card, Component], Path]
 Prepare = Callable[[Component, object], None]
@@ -35,33 +41,66 @@ OUTLINE = "meta"  # torch's device of tensors without storage: it computes nothi
 FEATURE_BYTES = 512 * 2**20
 
 
-@dataclass(slots=True)
-class Resident:
-    """A loaded component, where it came from, and the version of its weights."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a store has loaded: how many components, the bytes of their weights, the seconds that took in all."""
 
-    identity: tuple[object, ...]
-    part: object
-    version: int = 1
+    components: int
+    bytes: int
+    seconds: float
 
 
 class Store:
     """The components in memory, by identity, and the features they computed. Several instances share one store.
 
-    `feature_bytes` bounds the cache of embeddings; 0 switches it off.
+    `feature_bytes` bounds the cache of embeddings; 0 switches it off. `homes` says how a module moves.
     """
 
-    def __init__(self, feature_bytes: int = FEATURE_BYTES) -> None:
+    def __init__(self, feature_bytes: int = FEATURE_BYTES, *, homes: Homes = home_of) -> None:
         self.features = FeatureCache(feature_bytes)
+        self.residence = Residence()
+        self._homes = homes
         self._residents: dict[tuple[object, ...], Resident] = {}
         self._lock = threading.Lock()
 
-    def get(self, identity: tuple[object, ...], load: Callable[[], object]) -> Resident:
-        """The resident of that identity; `load` is called once, by whoever comes first."""
+    @property
+    def loaded(self) -> Loaded:
+        """What it took to load everything that is here."""
+        residents = list(self._residents.values())
+        return Loaded(len(residents), sum(r.bytes for r in residents), sum(r.seconds for r in residents))
+
+    def get(
+        self,
+        identity: tuple[object, ...],
+        load: Callable[[], object],
+        *,
+        device: str = "host",
+        low: bool = False,
+        layered: bool = False,
+    ) -> Resident:
+        """The resident of that identity; `load` is called once, by whoever comes first.
+
+        Where `low` it loads on the host and comes to its device for the steps that use it, `layered` a layer at a time.
+        """
         with self._lock:
             resident = self._residents.get(identity)
             if resident is None:
-                resident = self._residents[identity] = Resident(identity, load())
+                begun = time.perf_counter()
+                resident = self._residents[identity] = Resident(identity, load(), device=device, low=low, here=not low)
+                if isinstance(resident.part, torch.nn.Module):
+                    resident.bytes = sum(map(size_of, tensors_of(resident.part)))
+                    resident.home = self._homes(resident.part, device, layered)
+                    self.residence.add(resident)
+                settle(device)
+                resident.seconds = time.perf_counter() - begun
             return resident
+
+    def release(self, device: str, wanted: int) -> int:
+        """Send idle components to the host until `wanted` bytes of the device are free again; the bytes that gave."""
+        return self.residence.release(device, wanted)
+
+    def __contains__(self, identity: object) -> bool:
+        return identity in self._residents
 
     def __len__(self) -> int:
         return len(self._residents)
@@ -85,7 +124,8 @@ class Instance:
     """A card bound to a device. The card is checked before any weight is read.
 
     `locate` says in which folder a component's files lie (and fetches them if they are elsewhere). `prepare` is the
-    family's hook on a component just loaded, through which requests choose attention and kernels.
+    family's hook on a component just loaded, through which requests choose attention and kernels. `memory` is "high",
+    "low" or "auto" (`residence`).
     """
 
     def __init__(
@@ -97,14 +137,26 @@ class Instance:
         device: str,
         locate: Locate,
         prepare: Prepare | None = None,
+        memory: str = "high",
     ) -> None:
         validate(card, loops)
         _check_precision(card, device)
         self.card, self.loops, self.store = card, loops, store
         self.binding = Binding(device, card.components[experts(card)[0]].dtype)
-        self._locate, self.prepare = locate, prepare
+        self.locate, self.prepare = locate, prepare
         self._bindings: set[Binding] = set()
+        self._memory, self._choosing = memory, threading.Lock()
         self._residents: dict[str, Resident] = {}
+        self._leases: dict[tuple[str, ...], Lease] = {}
+
+    @property
+    def memory(self) -> str:
+        """ "high" or "low". Asked to choose, it locates the weights and compares their size with what is free now."""
+        with self._choosing:
+            if self._memory == "auto":
+                free = free_bytes(self.binding.device)
+                self._memory = choose(0 if free is None else self._missing(), free)
+            return self._memory
 
     @property
     def settings(self) -> Mapping[str, Value]:
@@ -139,7 +191,7 @@ class Instance:
     def changed(self, name: str) -> None:
         """The component's weights were changed in place: whatever was keyed by the old version is void."""
         resident = self._resident(name)
-        resident.version += 1
+        self.store.residence.renew(resident)
         self.store.features.drop(resident.identity)
 
     def origin(self, name: str) -> tuple[object, ...]:
@@ -147,8 +199,28 @@ class Instance:
         return self._resident(name).identity
 
     def parts(self, names: tuple[str, ...]) -> Mapping[str, torch.nn.Module]:
-        """The modules a step uses."""
-        return {name: cast(torch.nn.Module, self._resident(name).part) for name in names}
+        """The modules a step uses, on their device for now; `using` keeps them there."""
+        with self.using(names) as parts:
+            return parts
+
+    def using(self, names: tuple[str, ...]) -> Lease:
+        """The modules of those names for a `with` block, on their device until its end."""
+        lease = self._leases.get(names)
+        if lease is None:
+            residents = {name: self._resident(name) for name in names}
+            lease = self._leases[names] = Lease(self.store.residence, residents)
+        return lease
+
+    def hold(self, names: tuple[str, ...]) -> Lease:
+        """As `using`, for who keeps the weights' addresses. Raises BackendError for weights that come and go."""
+        moving = [name for name in names if self._resident(name).low]
+        if moving:
+            raise BackendError(
+                "captured graphs need weights that stay where they are, and these come and go",
+                value=", ".join(moving),
+                remedy='load the model with memory="high", or run without graphs',
+            )
+        return self.using(names)
 
     def _resident(self, name: str) -> Resident:
         resident = self._residents.get(name)
@@ -160,13 +232,32 @@ class Instance:
         component = self.card.components.get(name)
         if component is None:
             raise CardError(f"{self.card.name} has no such component", value=name, choices=self.card.components)
-        folder = self._locate(self.card, component)
-        device = self.binding.device if component.dtype else "host"
-        identity = (folder.resolve(), component.subfolder, component.kind, component.dtype, device)
-        return self.store.get(identity, lambda: self._loaded(component, folder, device))
+        folder, identity = self._identity(component)
+        if not component.dtype:
+            return self.store.get(identity, lambda: self._loaded(component, folder, "host"))
+        device, low = self.binding.device, self.memory == "low"
+        return self.store.get(
+            identity,
+            lambda: self._loaded(component, folder, "cpu" if low else device),
+            device=device,
+            low=low,
+            layered=low and name in experts(self.card),
+        )
 
     def _loaded(self, component: Component, folder: Path, device: str) -> object:
         part = load_component(component, folder, device)
         if self.prepare is not None:
             self.prepare(component, part)
         return part
+
+    def _identity(self, component: Component) -> tuple[Path, tuple[object, ...]]:
+        """The folder of the component's files, and what tells the component from any other."""
+        folder = self.locate(self.card, component)
+        device = self.binding.device if component.dtype else "host"
+        return folder, (folder.resolve(), component.subfolder, component.kind, component.dtype, device)
+
+    def _missing(self) -> int:
+        """Bytes of the weights that are still to be loaded."""
+        weighted = [component for component in self.card.components.values() if component.dtype]
+        located = [(component, *self._identity(component)) for component in weighted]
+        return sum(stored_bytes(c, folder) for c, folder, identity in located if identity not in self.store)
