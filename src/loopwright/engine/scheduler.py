@@ -103,8 +103,13 @@ class Scheduler:
         self._ceilings: dict[str, int] = {}
         self._orders = itertools.count()
 
-    def submit(self, job: Job, *, priority: str = "normal", deadline: float | None = None) -> Job:
-        """Queue a job. `deadline` is in seconds of the scheduler's clock. Raises CapacityError, RequestError."""
+    def submit(
+        self, job: Job, *, priority: str = "normal", deadline: float | None = None, arrived: float | None = None
+    ) -> Job:
+        """Queue a job. Raises CapacityError, RequestError.
+
+        `deadline` and `arrived` (now, unless it waited elsewhere before) are in seconds of the scheduler's clock.
+        """
         if priority not in HEAD_START:
             raise RequestError("unknown priority", value=priority, choices=HEAD_START)
         need = None
@@ -113,7 +118,8 @@ class Scheduler:
             self._ledger.require(need)
         kind = repr((job.model.card.digest, *shape_of(job.request)))
         work = self._later(job, kind, 0)
-        entry = Entry(job, next(self._orders), self._clock(), deadline, priority, kind, work, work, need)
+        arrived = self._clock() if arrived is None else arrived
+        entry = Entry(job, next(self._orders), arrived, deadline, priority, kind, work, work, need)
         entry.score = self._policy(entry)
         job.wake = lambda: self._woken.append(entry)
         job.forecast = lambda left: self._forecast(entry, left)
@@ -148,7 +154,8 @@ class Scheduler:
         entry = self._entries.get(job.id)
         if entry is None or not entry.work:
             return None
-        before = [other for other in list(self._entries.values()) if other.score < entry.score]
+        place = (entry.score, entry.order)
+        before = [other for other in list(self._entries.values()) if (other.score, other.order) < place]
         return sum(other.left for other in [*before, entry])
 
     def __len__(self) -> int:
