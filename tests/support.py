@@ -79,7 +79,7 @@ def watched(model: Instance, see: Callable[[object, object], None]) -> Instance:
 def with_loops(model: Instance, loops: Mapping[str, object]) -> Instance:
     """An instance of the same card and components with other loops."""
     return Instance(
-        model.card, loops, model.store, device=model.binding.device, locate=model._locate, prepare=model.prepare
+        model.card, loops, model.store, device=model.binding.device, locate=model.locate, prepare=model.prepare
     )
 
 

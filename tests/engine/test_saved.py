@@ -201,7 +201,7 @@ def test_another_precision_or_setting_is_another_card(half: tuple[Instance, Path
     narrow = replace(model.card.components["vae"], dtype="bfloat16")
     for changes in ({"settings": {"guidance": "batched"}}, {"components": {"vae": narrow}}):
         card = derive(model.card, **changes)
-        other = Instance(card, wan.loops(card), model.store, device="cpu", locate=model._locate)
+        other = Instance(card, wan.loops(card), model.store, device="cpu", locate=model.locate)
         refused(other, path, "belongs to another card")
 
 

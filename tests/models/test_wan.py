@@ -315,7 +315,7 @@ def test_max_sequence_length_is_the_number_of_tokens(length, model, reference: R
 def test_batched_guidance_means_the_same_as_serial_within_rounding(kind, model) -> None:
     loaded = model(kind)
     card = derive(loaded.card, settings={"guidance": "batched"})
-    batched = Instance(card, wan.loops(card), loaded.instance.store, device="cpu", locate=loaded.instance._locate)
+    batched = Instance(card, wan.loops(card), loaded.instance.store, device="cpu", locate=loaded.instance.locate)
     request = request_of(loaded, kind, output="latents")
     with calls(batched) as seen:
         ours = run(batched, request)["latents"]

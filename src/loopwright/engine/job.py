@@ -7,7 +7,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from ..program import Bound, bind
 from ..request import Request
 from .env import RequestEnv
 from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
+from .execute import Call, Executor, eager
 from .instance import Instance
 
 Listener = Callable[[Event], None]
@@ -28,31 +28,6 @@ class Observer(Protocol):
     """Sees every step of a job after it ran: for parity, traces and capture. Must not change what it sees."""
 
     def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A step that can run now: its key, and the tensors its handles stand for, by argument."""
-
-    step: Step
-    key: Key
-    lent: Tensors
-
-    def run(self, model: Instance) -> Tensors:
-        """The result for this request alone; embeddings this process has computed before are not computed again."""
-        step = self.step
-        if step.unit is not Unit.EMBED:
-            return self.call(model)
-        owner = model.origin(step.uses[0])
-        key = (step.op, model.version(step.uses[0]), step.binding, tuple(step.static.items()), content(step.tensors))
-        return model.store.features.compute(owner, key, lambda: self.call(model))
-
-    def call(self, model: Instance) -> Tensors:
-        """Call the op: the plain twin of every other way to run a step."""
-        step = self.step
-        handles = {name: (tensor,) for name, tensor in self.lent.items()}
-        with torch.no_grad():
-            return step.op(model.parts(step.uses), **step.tensors, **handles, **step.static)
 
 
 class Job:
@@ -73,6 +48,8 @@ class Job:
         self.output: Tensors | None = None
         self.error: Exception | None = None
         self.seconds = 0.0
+        self.wake: Callable[[], None] | None = None  # told of `cancel` and `feed`, from whichever thread
+        self.forecast: Callable[[int], float | None] | None = None  # steps left in the stage -> seconds left in all
         self._outputs = set(model.card.programs[request.task].outputs.values())
         self._started = 0.0
         self._listener, self._observers = listener, tuple(observers)
@@ -89,9 +66,15 @@ class Job:
         """Whether `step` has something to do: a step to run, or a cancellation to carry out."""
         return self.status != "waiting" or self._cancelled
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was cancelled and is still to hear of it."""
+        return self._cancelled and not self.ended
+
     def cancel(self) -> None:
         """Ask to stop at the next step boundary. Safe from any thread."""
         self._cancelled = True
+        self._wake()
 
     def feed(self, port: str, item: Tensors | None) -> None:
         """Give the current loop an item it may be waiting for; None closes the port."""
@@ -99,25 +82,29 @@ class Job:
             raise StateError("the job is not running", value=self.status)
         self.state = self.stages[self.stage].loop.feed(self.state, port, item)
         self.status, self.waiting_for = "running", ""
+        self._wake()
 
     def step(self) -> None:
         """Run one step alone, if there is one. Any error ends this job, and this job alone, with `Failed`."""
-        pending = self.pending()
-        if pending is not None:
-            self.run(pending)
+        call = self.pending()
+        if call is not None:
+            self.run(call)
 
-    def run(self, pending: Pending) -> None:
+    def run(self, call: Call, execute: Executor = eager) -> None:
         """Run this job's pending step alone."""
         begun = time.perf_counter()
         try:
-            tensors = pending.run(self.model)
+            result = perform(self.model, call, execute)
         except Exception as error:
             self.fail(error)
         else:
-            self.complete(pending, tensors, time.perf_counter() - begun)
+            self.complete(call, result, time.perf_counter() - begun)
 
-    def pending(self) -> Pending | None:
-        """The step to run next, with what it needs; None if the job has ended or waits. Stages begin and end here."""
+    def pending(self) -> Call | None:
+        """The step to run next, as a call for this job alone; None if the job has ended or waits.
+
+        Stages begin and end here.
+        """
         if self.ended:
             return None
         try:
@@ -130,26 +117,27 @@ class Job:
             self.fail(error)
             return None
 
-    def complete(self, pending: Pending, tensors: Tensors, seconds: float) -> None:
-        """Take the result of `pending`, which took `seconds`."""
+    def complete(self, call: Call, result: Result, seconds: float) -> None:
+        """Take the result of a pending step, which took `seconds`."""
         try:
-            self._complete(pending.step, pending.key, tensors, seconds)
+            self._complete(call.step, call.key, result, seconds)
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """End with this error; running out of memory is told by its stage."""
-        if _out_of_memory(error):
+        if out_of_memory(error):
             told = ModelError(
                 f"out of memory in stage {self.stages[self.stage].stage.name} ({str(error).splitlines()[0]})",
                 remedy="ask for a smaller size, fewer frames or a shorter max_sequence_length",
             )
             told.__cause__, error = error, told
         self.error = error
-        _detach(error)
+        if error.__traceback__ is not None or error.__cause__ is not None:
+            detach(error)
         self._end("failed", Failed(self.id, error))
 
-    def _pending(self) -> Pending | None:
+    def _pending(self) -> Call | None:
         while not self.ended:
             bound = self.stages[self.stage]
             if self.state is None:
@@ -160,22 +148,27 @@ class Job:
                 return None
             if step is not None:
                 key = key_of(step, self.model.version, self.slots)
-                return Pending(step, key, {name: self.slots[ref.slot] for name, ref in step.handles.items()})
+                handles = {name: (self.slots[ref.slot],) for name, ref in step.handles.items()}
+                return Call(step, key, step.tensors, handles, 1)
             self._leave(bound)
         return None
 
-    def _complete(self, step: Step, key: Key, tensors: Tensors, seconds: float) -> None:
+    def _complete(self, step: Step, key: Key, result: Result, seconds: float) -> None:
         begun, bound = time.perf_counter(), self.stages[self.stage]
-        result = Result(tensors, {name: tensors[name].tolist() for name in step.reads})
         for observer in self._observers:
             observer.on_step(self, step, key, result)
-        total = self.index + sum(count for _, count in bound.loop.outlook(self.state))
+        left = sum(count for _, count in bound.loop.outlook(self.state)) - 1
         self.state, emitted = bound.loop.advance(self.state, result)
         self.index += 1
         seconds += time.perf_counter() - begun
-        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, total, seconds))
+        eta = None if self.forecast is None else self.forecast(left)
+        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, self.index + left, seconds, eta))
         if emitted:
             self._emit(Artifact(self.id, bound.stage.name, emitted))
+
+    def _wake(self) -> None:
+        if self.wake is not None:
+            self.wake()
 
     def _wait(self, wait: Wait) -> None:
         self.status, self.waiting_for = "waiting", wait.port
@@ -219,14 +212,31 @@ class Job:
                 raise
 
 
-def _out_of_memory(error: Exception) -> bool:
+def perform(model: Instance, call: Call, execute: Executor) -> Result:
+    """The result of a call for one request. Embeddings this process has computed before are not computed again."""
+    step = call.step
+    if step.unit is not Unit.EMBED:
+        tensors = execute(model, call)
+    else:
+        owner, version = model.origin(step.uses[0]), model.version(step.uses[0])
+        key = (step.op, version, step.binding, tuple(step.static.items()), content(step.tensors))
+        tensors = model.store.features.compute(owner, key, lambda: execute(model, call))
+    return Result(tensors, host_values(step, tensors))
+
+
+def host_values(step: Step, tensors: Tensors) -> dict[str, list[float]]:
+    """The results the host must see, a value a row. Waits for the device."""
+    return {name: tensors[name].tolist() for name in step.reads}
+
+
+def out_of_memory(error: Exception) -> bool:
     """On CUDA torch says it by type, on the CPU by words."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )
 
 
-def _detach(error: BaseException) -> None:
+def detach(error: BaseException) -> None:
     """A traceback keeps alive every variable of its frames and of their callers': it stays as text alone."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     link: BaseException | None = error
