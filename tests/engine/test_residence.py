@@ -222,6 +222,21 @@ def test_threads_never_see_weights_that_are_away_and_layered_ones_are_used_by_on
     assert {"+text", "+vae", "+expert"} <= set(log)
 
 
+def test_requests_in_several_threads_keep_their_bits_while_components_come_and_go(ask: Callable, low: Callable) -> None:
+    log = Log()
+    model = low("t2v", Store(0, homes=log.home)).instance
+    requests = [ask("t2v", seed=seed)[1] for seed in range(3)]
+    expected = [run(ask("t2v")[0].instance, request) for request in requests]
+    outputs: dict[int, object] = {}
+    threads = [threading.Thread(target=lambda i=i: outputs.update({i: run(model, requests[i])})) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(same(outputs.get(i), expected[i]) for i in range(3))
+    assert log.count("+vae") >= 1
+
+
 def test_who_waits_for_a_layered_component_gets_it_when_it_is_free(pair: tuple[Instance, Log]) -> None:
     model, _ = pair
     entered, through = threading.Event(), threading.Event()
