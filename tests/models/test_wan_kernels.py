@@ -19,6 +19,7 @@ from loopwright.card import Component, derive
 from loopwright.engine.instance import Instance, Store
 from loopwright.engine.job import Job
 from loopwright.errors import BackendError, RequestError
+from loopwright.models import wan
 from loopwright.models.wan.attention import Processor
 from loopwright.models.wan.choice import Choice, Holder, choice_of
 from loopwright.models.wan.forward import velocity
@@ -289,3 +290,25 @@ def test_two_instances_and_plain_pipelines_do_not_disturb_each_other(checkpoint:
         assert same(job.output, first[name])
     assert isinstance(pipeline.transformer.blocks[0].attn1.processor, WanAttnProcessor)
     assert isinstance(one.instance.part("transformer").blocks[0].attn1.processor, Processor)
+
+
+def test_float8_is_the_feed_forward_layers_and_nothing_else() -> None:
+    theirs = WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=24, in_channels=16, out_channels=16, text_dim=32, freq_dim=32,
+        ffn_dim=64, num_layers=2, rope_max_seq_len=32,
+    ).to(torch.bfloat16)  # fmt: skip
+    ours = deepcopy(theirs)
+    install(replace(COMPONENT, dtype="float8"), ours)
+    assert ours.dtype == torch.bfloat16  # what its inputs are cast to
+    before, after = dict(theirs.named_parameters()), dict(ours.named_parameters())
+    assert {name for name in after if name not in before or not torch.equal(after[name], before[name])} == {
+        f"blocks.{i}.ffn.{layer}.{what}" for i in range(2) for layer in ("up", "down") for what in ("weight", "bias")
+    }
+    eight = {name for name, parameter in after.items() if parameter.dtype == torch.float8_e4m3fn}
+    assert eight == {f"blocks.{i}.ffn.{layer}.weight" for i in range(2) for layer in ("up", "down")}
+
+
+def test_published_checkpoints_may_run_in_float8_and_small_ones_may_not(checkpoint: Callable) -> None:
+    assert all("float8" in card.recipe.precision for card in wan.KNOWN)
+    assert "float8" not in catalog.find("loopwright/tiny-wan").recipe.precision
+    assert "float8" not in catalog.find(str(checkpoint("t2v"))).recipe.precision
