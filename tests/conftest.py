@@ -1,10 +1,12 @@
 """What all tests share: one thread, no network, and tiny checkpoints built once a session."""
 
 import os
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["LOOPWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="loopwright-tests-")
 
 from collections.abc import Callable
 from pathlib import Path

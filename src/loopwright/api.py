@@ -10,6 +10,7 @@ Files are read and written through `media`, imported when first needed: workers 
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,13 +25,16 @@ from . import __version__, catalog
 from .backends.device import pick, preferred_dtype
 from .backends.precision import DTYPES
 from .card import Card, derive, experts
+from .engine.calibrate import choose_rows
 from .engine.events import Cancelled, Done, Event, Failed
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
+from .engine.policy import POLICIES
 from .engine.residence import MEMORY
 from .engine.scheduler import Scheduler
+from .engine.sizes import Sizes
 from .errors import CardError, MediaError, RequestError
-from .files import replacing
+from .files import cache_folder, replacing
 from .loops.denoise import SOLVERS
 from .program import check, resolve
 from .request import Frames, Request
@@ -93,6 +97,7 @@ class Model:
 
     def __init__(self, source: str, instance: Instance) -> None:
         self.source, self.instance = source, instance
+        self._sizes = Sizes()
 
     @property
     def card(self) -> Card:
@@ -144,10 +149,38 @@ class Model:
             raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
         check(self.card, request)
         job = Job(self.instance, request, listener=listener)
-        runner = Scheduler()
-        runner.submit(job)
-        runner.run()
+        scheduler = self.scheduler()
+        scheduler.submit(job)
+        scheduler.run()
         return self.result(job)
+
+    def scheduler(self, *, policy: str = "fifo", rows: int = 32) -> Scheduler:
+        """A scheduler for requests of this model and of others that share its store and device.
+
+        `policy` is one of `engine.policy.POLICIES`, `rows` bounds a call in throughput mode. On CUDA requests begin
+        when there is memory for them, and what is idle makes room for one that would fail.
+        """
+        if policy not in POLICIES:
+            raise RequestError("unknown policy", value=policy, choices=POLICIES)
+        instance, sizes = self.instance, self._sizes
+        store, device = instance.store, instance.binding.device
+        ledger = store.ledger(device)
+        if ledger is not None:
+            instance.set_aside(ledger)
+        return Scheduler(
+            policy=POLICIES[policy],
+            prices=store.prices(device),
+            ledger=ledger,
+            need=lambda job: sizes.need(job.model, job.request),
+            relief=lambda: store.release(device, sys.maxsize) > 0,
+            rows=rows,
+        )
+
+    def rows(self, request: Request, *, limit: int = 32) -> int:
+        """How many rows calls should have in fixed mode for requests of this shape: as many as still pay, at most
+        `limit`. Measured on the device now, unless it is known, and proved: a row's bits depend on nobody.
+        """
+        return choose_rows(self.instance, request, self.instance.store.prices(self.instance.binding.device), limit)
 
     async def stream(
         self,
@@ -166,9 +199,9 @@ class Model:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = Job(self.instance, request, listener=listen)
-        runner = Scheduler()
-        runner.submit(job)
-        work = loop.run_in_executor(None, runner.run)
+        scheduler = self.scheduler()
+        scheduler.submit(job)
+        work = loop.run_in_executor(None, scheduler.run)
         try:
             while True:
                 event = await events.get()
@@ -245,7 +278,7 @@ def load(
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
-    store = Store() if store is None else store
+    store = Store(prices=cache_folder() / "prices") if store is None else store
     instance = Instance(
         card,
         catalog.loops(card),

@@ -17,3 +17,10 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where this user's machine keeps what can be learnt again: $LOOPWRIGHT_CACHE, else the usual place for caches."""
+    named = os.environ.get("LOOPWRIGHT_CACHE")
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loopwright"
+    return Path(named).expanduser() if named else usual

@@ -15,7 +15,7 @@ from fakes import Count, Fake, Generous, Receive
 from loopwright.engine.events import Artifact, Queued, Stepped
 from loopwright.engine.execute import eager
 from loopwright.engine.job import Job
-from loopwright.engine.memory import Ledger, Need
+from loopwright.engine.ledger import Ledger, Need
 from loopwright.engine.policy import POLICIES
 from loopwright.engine.prices import Prices
 from loopwright.engine.scheduler import Scheduler

@@ -18,6 +18,11 @@ def free_bytes(device: str) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) + reserve
 
 
+def total_bytes(device: str) -> int | None:
+    """Bytes the device has in all; None where nobody knows what else the host's memory is for."""
+    return torch.cuda.get_device_properties(device).total_memory if device.startswith("cuda") else None
+
+
 def peak_bytes(device: str) -> tuple[int, str]:
     """The most bytes in use so far, and of what: tensors on a CUDA device, else all that the process has in memory."""
     if device.startswith("cuda"):

@@ -72,7 +72,7 @@ class _Lines:
 
 
 class _Bar:
-    """Stage, step i of n, steps a second, time since the request began, time left in the stage."""
+    """Stage, step i of n, steps a second, time since the request began, time left: in all, or else in the stage."""
 
     def __init__(self, bars: Progress, title: str) -> None:
         self._bars, self._title, self._begun = bars, title, 0.0
@@ -87,7 +87,8 @@ class _Bar:
             self._show(event.stage, 0, None)
         elif isinstance(event, Stepped):
             seconds = time.perf_counter() - self._begun
-            left = seconds / event.index * (event.total - event.index)
+            stage = seconds / event.index * (event.total - event.index)
+            left = stage if event.eta is None else event.eta
             self._show(event.stage, event.index, event.total, _rate(event.index, seconds), f"ETA {_clock(left)}")
         elif isinstance(event, Done):
             self._show("done", 1, 1)

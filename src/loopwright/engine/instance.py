@@ -23,7 +23,7 @@ import torch
 from ..backends.device import probe
 from ..backends.precision import DTYPES, FLOAT8
 from ..backends.registry import require, require_precision
-from ..backends.usage import free_bytes, settle
+from ..backends.usage import free_bytes, settle, total_bytes
 from ..caches.feature import FeatureCache
 from ..card import Card, Component, Value, experts
 from ..errors import BackendError, CardError
@@ -31,6 +31,8 @@ from ..loop import Binding
 from ..program import Loops, validate
 from ..request import ATTENTION, KERNELS, Request
 from ..weights.load import load_component, stored_bytes
+from .ledger import Ledger
+from .prices import Prices
 from .residence import Homes, Lease, Residence, Resident, choose, home_of, size_of, tensors_of
 
 Locate = Callable[[Card, Component], Path]
@@ -39,6 +41,7 @@ OUTLINE = "meta"  # torch's device of tensors without storage: it computes nothi
 
 
 FEATURE_BYTES = 512 * 2**20
+SPARE = 0.08  # of a device's memory: contexts, workspaces, and what an allocator cannot use for its fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,17 @@ class Loaded:
 class Store:
     """The components in memory, by identity, and the features they computed. Several instances share one store.
 
-    `feature_bytes` bounds the cache of embeddings; 0 switches it off. `homes` says how a module moves.
+    `feature_bytes` bounds the cache of embeddings; 0 switches it off. `homes` says how a module moves. What calls cost
+    on a device is kept in a file of the folder `prices`, if one is given.
     """
 
-    def __init__(self, feature_bytes: int = FEATURE_BYTES, *, homes: Homes = home_of) -> None:
+    def __init__(
+        self, feature_bytes: int = FEATURE_BYTES, *, homes: Homes = home_of, prices: Path | None = None
+    ) -> None:
         self.features = FeatureCache(feature_bytes)
+        self._folder = prices
+        self._prices: dict[str, Prices] = {}
+        self._ledgers: dict[str, Ledger] = {}
         self.residence = Residence()
         self._homes = homes
         self._residents: dict[tuple[object, ...], Resident] = {}
@@ -94,6 +103,26 @@ class Store:
                 settle(device)
                 resident.seconds = time.perf_counter() - begun
             return resident
+
+    def prices(self, device: str) -> Prices:
+        """What calls cost on that device, as learnt so far; everybody's that uses this store."""
+        with self._lock:
+            if device not in self._prices:
+                found = probe(device)
+                name = "-".join(f"{found.arch} {found.name}".lower().split())
+                self._prices[device] = Prices(self._folder and self._folder / f"{name}.json")
+            return self._prices[device]
+
+    def ledger(self, device: str) -> Ledger | None:
+        """Who is promised what of that device's memory; None for the host, which is not ours alone."""
+        total = total_bytes(device)
+        if total is None:
+            return None
+        with self._lock:
+            if device not in self._ledgers:
+                self._ledgers[device] = Ledger(int(total * (1 - SPARE)))
+                self._ledgers[device].set_aside("features", self.features.limit)
+            return self._ledgers[device]
 
     def release(self, device: str, wanted: int) -> int:
         """Send idle components to the host until `wanted` bytes of the device are free again; the bytes that gave."""
@@ -255,6 +284,22 @@ class Instance:
         folder = self.locate(self.card, component)
         device = self.binding.device if component.dtype else "host"
         return folder, (folder.resolve(), component.subfolder, component.kind, component.dtype, device)
+
+    def set_aside(self, ledger: Ledger) -> None:
+        """Keep this model's weights out of what requests are promised: all of them, or the largest if they come and go.
+
+        Locates the weights. Those that other models share are counted once.
+        """
+        weighted = [component for component in self.card.components.values() if component.dtype]
+        sizes = {}
+        for component in weighted:
+            folder, identity = self._identity(component)
+            sizes[identity] = stored_bytes(component, folder)
+        if self.memory == "low":
+            largest = max(sizes, key=sizes.__getitem__)
+            sizes = {largest: sizes[largest]}
+        for identity, count in sizes.items():
+            ledger.set_aside(identity, count)
 
     def _missing(self) -> int:
         """Bytes of the weights that are still to be loaded."""

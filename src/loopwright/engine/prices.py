@@ -47,6 +47,7 @@ class Prices:
         self.path = path
         self._rows: dict[tuple[str, int], Price] = {}
         self._stages: dict[tuple[str, str], tuple[int, Price]] = {}
+        self._chosen: dict[str, int] = {}
         self._lock = threading.Lock()
         if path is not None and path.is_file():
             self._read(path)
@@ -92,6 +93,14 @@ class Prices:
         found = self._stages.get((kind, stage))
         return None if found is None else (found[0], found[1].seconds)
 
+    def choose(self, label: str, rows: int) -> None:
+        """Keep how many rows the calls of that label shall have in fixed mode."""
+        self._chosen[label] = rows
+
+    def chosen(self, label: str) -> int | None:
+        """What was chosen for it; None if nothing was."""
+        return self._chosen.get(label)
+
     def save(self) -> None:
         """Write everything to `path`; does nothing without one."""
         if self.path is None:
@@ -101,14 +110,15 @@ class Prices:
             stages = [[*name, steps, price.seconds, price.count] for name, (steps, price) in self._stages.items()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({"rows": rows, "stages": stages}), encoding="utf-8")
+            temporary.write_text(json.dumps({"rows": rows, "stages": stages, "chosen": self._chosen}), encoding="utf-8")
 
     def _read(self, path: Path) -> None:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             self._rows = {(str(a), int(b)): Price(float(s), int(n)) for a, b, s, n in stored["rows"]}
+            self._chosen = {str(name): int(rows) for name, rows in stored["chosen"].items()}
             self._stages = {(str(a), str(b)): (int(c), Price(float(s), int(n))) for a, b, c, s, n in stored["stages"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"{path} holds no prices ({error})", remedy="delete it: they are learnt again") from error
 
 

@@ -21,10 +21,11 @@ from ..errors import CapacityError, RequestError
 from ..loop import Key, Result, Unit
 from .execute import Call, Executor, eager
 from .job import Job, detach, out_of_memory, perform
-from .memory import Ledger, Need, shape_of
+from .ledger import Ledger, Need
 from .merge import MERGED, Merger, rows_of
 from .policy import HEAD_START, Policy, first_come
 from .prices import Prices, label
+from .sizes import shape_of
 
 PREPARING = (Unit.EMBED, Unit.ENCODE)
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
@@ -145,9 +146,10 @@ class Scheduler:
         return True
 
     def run(self) -> None:
-        """Step until no job can run."""
+        """Step until no job can run, then keep what was learnt of prices."""
         while self.step():
             pass
+        self.prices.save()
 
     def eta(self, job: Job) -> float | None:
         """In how many seconds a job will be done, as far as can be told: its own work and that of those before it."""

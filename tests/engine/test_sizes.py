@@ -1,4 +1,4 @@
-"""What requests need, known before they run; and a ledger of what is promised."""
+"""What requests need, known before they run."""
 
 import gc
 import weakref
@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loopwright.engine.execute import eager
 from loopwright.engine.job import Job
-from loopwright.engine.memory import Ledger, Need, Sizes, _bytes
-from loopwright.errors import CapacityError
+from loopwright.engine.ledger import Need
+from loopwright.engine.sizes import Sizes, _bytes
 from support import KINDS
 
 
@@ -60,36 +60,16 @@ def test_what_a_request_needs_is_known_before_it_runs(kind, ask):
 
 def test_finding_out_reads_no_weights_and_is_done_once_a_shape(checkpoint, monkeypatch):
     import loopwright
-    from loopwright.engine import memory
+    from loopwright.engine import sizes as module
 
     runs = []
-    monkeypatch.setattr(memory, "_sized", lambda job, sized=memory._sized: runs.append(job) or sized(job))
+    monkeypatch.setattr(module, "_sized", lambda job, sized=module._sized: runs.append(job) or sized(job))
     model, sizes = loopwright.load(checkpoint("t2v"), device="cpu"), Sizes()
     small = {"height": 32, "width": 32, "num_frames": 5, "num_inference_steps": 2}
     first = sizes.need(model.instance, model.request("a fox", seed=1, **small))
     assert sizes.need(model.instance, model.request("a longer prompt", seed=2, **small)) == first
     assert sizes.need(model.instance, model.request("a fox", **{**small, "height": 64})).resident > first.resident
     assert len(runs) == 2 and model.instance.store.loaded.bytes == 0
-
-
-def test_a_ledger_adds_up_what_is_held_and_takes_the_largest_call():
-    ledger = Ledger(100)
-    assert ledger.reserve("a", Need(30, 20)) and ledger.reserve("b", Need(20, 30))
-    assert ledger.reserved == 80
-    assert not ledger.reserve("c", Need(25, 1)) and ledger.reserve("d", Need(20, 30))
-    assert ledger.reserved == 100
-    ledger.refund("b")
-    ledger.refund("nobody")
-    assert ledger.reserved == 80 and ledger.rows("a") == 2
-    for holder in ("a", "d"):
-        ledger.refund(holder)
-    assert ledger.reserved == 0
-
-
-def test_what_can_never_be_promised_says_what_it_needs():
-    with pytest.raises(CapacityError, match=r"needs 80\.00 MiB, requests have 64\.00 MiB"):
-        Ledger(64 * 2**20).require(Need(16 * 2**20, 64 * 2**20))
-    Ledger(80 * 2**20).require(Need(16 * 2**20, 64 * 2**20))
 
 
 def test_outlines_are_let_go_with_their_instance(checkpoint):

@@ -1,93 +1,26 @@
-"""Bytes for requests: what one will need, known before it runs, and a ledger that admits no more than there is.
+"""What a request will need, known before it runs: its steps run on tensors without storage, and bytes are counted.
 
-    need = sizes.need(instance, request)            # by running its steps on tensors without storage
-    ledger = Ledger(capacity)
-    ledger.require(need)                            # CapacityError: never
-    ledger.reserve(job.id, need)                    # False: not now
+    need = Sizes().need(instance, request)
 
-What requests hold adds up; of what calls need while they run, the largest counts, because one call runs at a time.
-Weights are not part of this: capacity is what they leave. Deliberately absent: reading the device's own counters, which
-tell only what has already happened.
+Reads no weights and no pixels: modules are outlines, made from their configurations. A step is run once for each key.
+Deliberately absent: what allocators and libraries take beside tensors; who admits leaves room for that.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import CapacityError
 from ..loop import Key, Result, Tensors
 from ..request import Request
 from .execute import Call, eager
 from .instance import Instance, Store
 from .job import Job
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Bytes. `resident` is held from first to last step, `peak` is what the largest call takes on top, a row."""
-
-    resident: int
-    peak: int
-
-    @property
-    def total(self) -> int:
-        """What the request needs to run alone."""
-        return self.resident + self.peak
-
-
-class Ledger:
-    """What is promised to whom, of `capacity` bytes. Safe from any thread."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._needs: dict[str, Need] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def reserved(self) -> int:
-        """Bytes promised at present."""
-        return sum(need.resident for need in self._needs.values()) + self._peak(self._needs.values())
-
-    def require(self, need: Need) -> None:
-        """Raise CapacityError if there will never be room for it."""
-        if need.total > self.capacity:
-            raise CapacityError(
-                f"this request needs {gib(need.total)}, requests have {gib(self.capacity)} on this device",
-                remedy="ask for a smaller size or fewer frames",
-            )
-
-    def reserve(self, holder: str, need: Need) -> bool:
-        """Promise it if there is room now."""
-        with self._lock:
-            peak = max(need.peak, self._peak(self._needs.values()))
-            if sum(other.resident for other in self._needs.values()) + need.resident + peak > self.capacity:
-                return False
-            self._needs[holder] = need
-            return True
-
-    def refund(self, holder: str) -> None:
-        """Take back what was promised; nothing if nothing was."""
-        with self._lock:
-            self._needs.pop(holder, None)
-
-    def rows(self, holder: str) -> int:
-        """How many rows a call of the holder's may have beside all that is held: at least one."""
-        with self._lock:
-            left = self.capacity - sum(need.resident for need in self._needs.values())
-            return max(1, left // max(1, self._needs[holder].peak))
-
-    def _peak(self, needs: Iterable[Need]) -> int:
-        return max((need.peak for need in needs), default=0)
-
-
-def gib(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.2f} MiB"
+from .ledger import Need
 
 
 class Sizes:
