@@ -136,7 +136,7 @@ def key_of(step: Step, version: Callable[[str], int], storage: Tensors) -> Key:
         step.op,
         tuple([(name, version(name)) for name in step.uses]),
         step.binding,
-        tuple([(name, t.shape[1:], t.dtype) for name, t in step.tensors.items()]),
+        tuple([(name, t.shape, t.dtype) for name, t in step.tensors.items()]),
         tuple([(name, (t := storage[ref.slot]).shape, t.dtype) for name, ref in step.handles.items()]),
         tuple(step.static.items()),
     )

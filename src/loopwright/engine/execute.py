@@ -37,5 +37,8 @@ class Executor(Protocol):
 def eager(model: Instance, call: Call) -> Tensors:
     """Call the op as it stands: the plain twin of every other way."""
     step = call.step
-    with model.using(step.uses) as parts, torch.no_grad():
-        return step.op(parts, **call.tensors, **call.handles, **step.static)
+    with model.using(step.uses) as parts:
+        if not torch.is_grad_enabled():  # entering `no_grad` takes a tenth of all that a step costs
+            return step.op(parts, **call.tensors, **call.handles, **step.static)
+        with torch.no_grad():
+            return step.op(parts, **call.tensors, **call.handles, **step.static)

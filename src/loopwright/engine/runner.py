@@ -11,6 +11,8 @@ the `Scheduler` that users get: an invariant, with a test. Jobs may be of differ
 import threading
 from collections import deque
 
+import torch
+
 from .job import Job
 
 
@@ -41,8 +43,9 @@ class Serial:
 
     def run(self) -> None:
         """Step until no job can run."""
-        while self.step():
-            pass
+        with torch.no_grad():
+            while self.step():
+                pass
 
     def _take(self) -> Job | None:
         for _ in range(len(self._jobs)):

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from ..errors import CapacityError, RequestError
 from ..loop import Key, Result, Unit
 from .execute import Call, Executor, eager
@@ -47,7 +49,7 @@ class Entry:
     """A job in the scheduler: what policy and prices know of it.
 
     Seconds of `work` in all, `worked` so far and `left`; `steps` and `seconds` are of the `stage` it was last in,
-    `later` those of the stages after that.
+    `later` those of the stages after that; `shares` says whether the pending step may be in a call with others'.
     """
 
     job: Job
@@ -61,6 +63,7 @@ class Entry:
     need: Need | None
     pending: Call | None = None
     group: Group | None = None
+    shares: bool = False
     score: float = 0.0
     ticket: int = 0
     begun: float | None = None
@@ -130,14 +133,17 @@ class Scheduler:
 
     def step(self) -> bool:
         """Run one call; False if no job can run."""
-        self._admit()
+        if self._inbox or self._woken or self._deferred:
+            self._admit()
         lead = self._lead()
         if lead is None:
             return self._make_room()
-        early = self._ahead_of(lead)
-        entries = self._partners(lead) if early is None else [early]
+        early = self._ahead_of(lead) if lead.shares and self._early else None
         if early is not None:
             self._push(lead)
+            entries = [early]
+        else:
+            entries = self._partners(lead) if lead.shares else [lead]
         for entry in entries:
             self._withdraw(entry)
         self._run(entries)
@@ -147,8 +153,9 @@ class Scheduler:
 
     def run(self) -> None:
         """Step until no job can run, then keep what was learnt of prices."""
-        while self.step():
-            pass
+        with torch.no_grad():
+            while self.step():
+                pass
         self.prices.save()
 
     def eta(self, job: Job) -> float | None:
@@ -215,8 +222,10 @@ class Scheduler:
             if group is None or group.key != pending.key:
                 group = self._join(entry, pending.key)
             group.waiting[entry.order] = entry
-            if job.request.mode != "exact" and pending.step.unit in PREPARING:
-                self._early[entry.order] = entry
+            if job.request.mode != "exact":
+                entry.shares = pending.step.unit in MERGED
+                if pending.step.unit in PREPARING:
+                    self._early[entry.order] = entry
             self._push(entry)
 
     def _push(self, entry: Entry) -> None:
@@ -246,7 +255,8 @@ class Scheduler:
     def _withdraw(self, entry: Entry) -> None:
         """Take the job's step out of those that wait."""
         entry.ticket += 1
-        self._early.pop(entry.order, None)
+        if self._early:
+            self._early.pop(entry.order, None)
         if entry.group is not None:
             entry.group.waiting.pop(entry.order, None)
 
@@ -261,8 +271,6 @@ class Scheduler:
         """A request still to be prepared that may fill a place in the lead's call, if the lead has patience left."""
         group = lead.group
         assert group is not None
-        if not self._early or not _shares(lead):
-            return None
         free = self._limit(lead, group, self._rows) - len(group.waiting)
         mine = _manner(lead)
         others = [entry for entry in self._early.values() if _manner(entry) == mine] if free > 0 else []
@@ -275,9 +283,7 @@ class Scheduler:
     def _partners(self, lead: Entry) -> list[Entry]:
         """The lead, and those who join its call, in the policy's order."""
         group = lead.group
-        assert group is not None and lead.pending is not None
-        if not _shares(lead):
-            return [lead]
+        assert group is not None
         limit = self._limit(lead, group, len(group.waiting))
         others = [entry for entry in group.waiting.values() if entry is not lead]
         return [lead, *heapq.nsmallest(limit - 1, others, key=lambda entry: (entry.score, entry.order))]
@@ -328,7 +334,7 @@ class Scheduler:
     def _results(self, entries: Sequence[Entry]) -> list[Result]:
         lead = entries[0]
         assert lead.pending is not None
-        if _shares(lead):
+        if lead.shares:
             pendings = [entry.pending for entry in entries if entry.pending is not None]
             return self.merger.run([entry.job for entry in entries], pendings)
         return [perform(lead.job.model, lead.pending, self._execute)]
@@ -344,7 +350,7 @@ class Scheduler:
     def _took(self, entries: Sequence[Entry], seconds: float) -> None:
         lead = entries[0]
         if lead.group is not None:
-            rows = rows_of([entry.job for entry in entries]) if _shares(lead) else 1
+            rows = rows_of([entry.job for entry in entries]) if lead.shares else 1
             self.prices.learn(lead.group.label, rows, seconds)
         for entry in entries:
             entry.steps += 1
@@ -392,9 +398,3 @@ def _manner(entry: Entry) -> tuple[int, str, int]:
     """What must be equal for two jobs ever to share a call."""
     request = entry.job.request
     return id(entry.job.model), request.mode, request.rows
-
-
-def _shares(entry: Entry) -> bool:
-    """Whether the entry's step may be in a call with others'."""
-    assert entry.pending is not None
-    return entry.job.request.mode != "exact" and entry.pending.step.unit in MERGED
