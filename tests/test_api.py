@@ -416,3 +416,38 @@ def test_a_local_model_and_its_media_are_recorded_so_that_any_folder_finds_them(
     monkeypatch.chdir(tmp_path)
     request = model.request("a fox", image="first.png", height=32, width=32, num_frames=5)
     assert request.image.source == str(tmp_path / "first.png")
+
+
+def test_requests_run_together_give_what_each_gives_alone(ask) -> None:
+    model, request = ask("t2v", mode="fixed", rows=3)
+    requests = [replace(request, seed=seed) for seed in range(4)]
+    alone = [model.run(request) for request in requests]
+    results = {result.request.seed: result for result in model.run_all(requests)}
+    assert sorted(results) == [0, 1, 2, 3]
+    assert all(np.array_equal(results[seed].video, one.video) for seed, one in enumerate(alone))
+
+
+def test_a_request_that_fails_costs_no_other_its_result_and_is_told_of_at_the_end(ask) -> None:
+    model, request = ask("t2v", mode="fixed", rows=3)
+    jobs: list[str] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, Queued):
+            jobs.append(event.job)
+        if isinstance(event, Stepped) and event.stage == "denoise" and event.job == jobs[1]:
+            raise RuntimeError("planned")
+
+    done = []
+    with pytest.raises(RuntimeError, match="planned"):
+        for result in model.run_all([replace(request, seed=seed) for seed in range(4)], listener=listen):
+            done.append(result.request.seed)  # noqa: PERF401
+    assert sorted(done) == [0, 2, 3]
+
+
+def test_who_stops_taking_results_ends_the_other_requests(ask) -> None:
+    model, request = ask("t2v")
+    heard: list[object] = []
+    results = model.run_all([replace(request, seed=seed) for seed in range(3)], listener=heard.append)
+    assert next(results).request.seed == 0
+    results.close()
+    assert [type(event) for event in heard if isinstance(event, (Done, Cancelled))] == [Done, Cancelled, Cancelled]

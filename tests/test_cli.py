@@ -219,6 +219,19 @@ def test_progress_goes_to_stderr_a_line_a_stage(checkpoint, tmp_path, capsys):
     assert lines[6].startswith("denoise: 2 steps in ")
 
 
+def test_several_prompts_are_numbered_and_share_calls_where_their_mode_lets_them(checkpoint, tmp_path, capsys):
+    def lines(mode, *more):
+        prompts = ["--prompt", "a", "--prompt", "b"]
+        main(["generate", str(checkpoint("t2v")), *SMALL, *prompts, "--output-path", f"{tmp_path}/{mode}/", *more])
+        return [line.split(":")[0] for line in capsys.readouterr().err.splitlines()[5:]]
+
+    stages = ["text", "denoise", "decode"]
+    assert lines("exact") == [f"[{number}/2] {stage}" for number in (1, 2) for stage in stages]
+    together = lines("fixed", "--mode", "fixed", "--rows", "2")
+    assert together[:4] == [f"[{number}/2] {stage}" for stage in stages[:2] for number in (1, 2)]
+    assert sorted(together[4:]) == ["[1/2] decode", "[2/2] decode"]
+
+
 def test_quiet_says_the_file_and_nothing_else(checkpoint, tmp_path):
     """In a process of its own, where libraries have not been silenced yet."""
     flags = [*SMALL, "--prompt", "a", "--output-path", "a.mp4", "--quiet", "--threads", "1"]
@@ -232,7 +245,7 @@ def test_ctrl_c_says_so(generate, checkpoint, capsys, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("loopwright.api.Model.run", interrupted)
+    monkeypatch.setattr("loopwright.api.Model.run_all", interrupted)
     assert main(["generate", str(checkpoint("t2v")), *SMALL, "--prompt", "a", "--quiet"]) == 130
     assert capsys.readouterr().err == "loopwright: cancelled\n"
     assert os.listdir() == []
@@ -242,7 +255,7 @@ def test_a_bug_keeps_its_traceback(generate, checkpoint, monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("loopwright.api.Model.run", broken)
+    monkeypatch.setattr("loopwright.api.Model.run_all", broken)
     with pytest.raises(KeyError, match="a bug"):
         main(["generate", str(checkpoint("t2v")), *SMALL, "--prompt", "a", "--quiet"])
 

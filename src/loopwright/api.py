@@ -11,7 +11,7 @@ Files are read and written through `media`, imported when first needed: workers 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -145,14 +145,32 @@ class Model:
 
     def run(self, request: Request, *, listener: Listener | None = None) -> Result:
         """Generate from a complete request of this model. Raises what ended the job."""
-        if request.model != self.card.name:
-            raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
-        check(self.card, request)
-        job = Job(self.instance, request, listener=listener)
+        (result,) = self.run_all([request], listener=listener)
+        return result
+
+    def run_all(self, requests: Sequence[Request], *, listener: Listener | None = None) -> Iterator[Result]:
+        """Generate from complete requests of this model: results as they are done, in whichever order that is.
+
+        Requests in `fixed` and `throughput` mode share calls. What ended a request is raised when the others are done.
+        """
+        for request in requests:
+            if request.model != self.card.name:
+                raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
+            check(self.card, request)
         scheduler = self.scheduler()
-        scheduler.submit(job)
-        scheduler.run()
-        return self.result(job)
+        jobs = [scheduler.submit(Job(self.instance, request, listener=listener)) for request in requests]
+        failed: Exception | None = None
+        try:
+            for job in scheduler.ended(jobs):
+                failed = failed or job.error
+                if job.error is None:
+                    yield self.result(job)
+        finally:  # whoever stops listening wants no more of it
+            for job in jobs:
+                job.cancel()
+            scheduler.run()
+        if failed is not None:
+            raise failed
 
     def scheduler(self, *, policy: str = "fifo", rows: int = 32) -> Scheduler:
         """A scheduler for requests of this model and of others that share its store and device.

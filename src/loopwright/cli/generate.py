@@ -75,18 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generate, save and report each prompt in turn."""
+    """Generate, save and report each prompt, in turn or, where the mode lets steps share calls, together."""
     if arguments.config:
         known = (_MODEL, *FLAGS)
         flags.fill(arguments, flags.read_config(arguments.config, known), known)
+    from .progress import progress
+
     with quiet():
         plan = plan_of(arguments)
         model, requests, seconds = _ready(arguments, plan)
-        for index, request in enumerate(requests):
-            result = _run(model, request, arguments, f"[{index + 1}/{len(requests)}] " if len(requests) > 1 else "")
-            files, encoding = _save(result, plan)
-            spent = {"load": 0.0 if index else seconds, "generate": result.seconds, "encode": encoding}
-            print(_report(arguments, files, result, spent, _usage(model), prompts=len(requests)), flush=True)
+        with progress(quiet=arguments.quiet, requests=len(requests)) as show:
+            for index, result in enumerate(model.run_all(requests, listener=show.event)):
+                files, encoding = _save(result, plan)
+                spent = {"load": 0.0 if index else seconds, "generate": result.seconds, "encode": encoding}
+                print(_report(arguments, files, result, spent, _usage(model), prompts=len(requests)), flush=True)
     return 0
 
 
@@ -157,13 +159,6 @@ def _read_weights(model: "Model", requests: Sequence["Request"], arguments: argp
         loaded = model.instance.store.loaded
         size = report.as_size(loaded.bytes)
         print(f"loaded {loaded.components} components, {size} in {loaded.seconds:.1f} s", file=sys.stderr, flush=True)
-
-
-def _run(model: "Model", request: "Request", arguments: argparse.Namespace, title: str) -> "Result":
-    from .progress import progress
-
-    with progress(quiet=arguments.quiet, title=title) as show:
-        return model.run(request, listener=show.event)
 
 
 def _save(result: "Result", plan: Plan) -> tuple[list[Path], float]:

@@ -14,7 +14,7 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -157,6 +157,22 @@ class Scheduler:
             while self.step():
                 pass
         self.prices.save()
+
+    def ended(self, jobs: Sequence[Job]) -> Iterator[Job]:
+        """Run until these have ended or no job can run; each as it ends."""
+        left = list(jobs)
+        while left:
+            for job in [job for job in left if job.ended]:
+                left.remove(job)
+                yield job
+            if left and not self._step():
+                yield from left
+                break
+        self.prices.save()
+
+    def _step(self) -> bool:
+        with torch.no_grad():
+            return self.step()
 
     def eta(self, job: Job) -> float | None:
         """In how many seconds a job will be done, as far as can be told: its own work and that of those before it."""
