@@ -10,6 +10,7 @@ among them; "device" is torch's peak. Prints medians and spreads.
 """
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -86,6 +87,8 @@ def warm(model: str, device: str) -> "tuple[Card, type]":
         getattr({"diffusers": diffusers, "transformers": transformers}[library], name)
     index = json.loads((Path(catalog.SHIPPED.get(model, model)) / "model_index.json").read_text())
     torch.zeros(1, device=device)
+    gc.collect()
+    gc.freeze()  # a collection of all that was imported takes longer than loading a small model, and hits one side
     return card, getattr(diffusers, index["_class_name"])
 
 
