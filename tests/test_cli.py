@@ -319,6 +319,18 @@ def test_low_memory_changes_no_bit_and_is_not_part_of_the_record(generate):
     assert media.read_metadata("a.webp") == media.read_metadata("b.webp")
 
 
+def test_compiling_is_in_the_record_and_repeated(generate, monkeypatch):
+    blocks = []
+    monkeypatch.setattr("torch.nn.Module.compile", lambda self, **options: blocks.append(self))
+    printed = record_of(generate("--prompt", "a fox", "--compile", "--output-path", "a.webp", "--json"))
+    assert printed["compile"] is True and len(blocks) == 2
+    again = record_of(generate("--like", "a.webp", "--output-path", "b.webp", "--json", small=False))
+    assert again["compile"] is True and len(blocks) == 4
+    named = ("--model-path", printed["model"], "--output-path", "c.webp")
+    plain = generate("--like", "a.webp", *named, "--json", small=False)
+    assert record_of(plain)["compile"] is False and len(blocks) == 4
+
+
 # Configuration
 
 

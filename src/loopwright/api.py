@@ -22,11 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from . import __version__, catalog
+from .backends.capture import require_capture
 from .backends.device import pick, preferred_dtype
 from .backends.precision import DTYPES
 from .card import Card, derive, experts
 from .engine.calibrate import choose_rows
 from .engine.events import Cancelled, Done, Event, Failed
+from .engine.execute import eager
+from .engine.graphs import Graphs
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
 from .engine.policy import POLICIES
@@ -43,6 +46,7 @@ from .weights.hub import is_local
 Pixels = NDArray[np.uint8]
 Media = Pixels | str | Path | Frames
 Parameter = str | int | float | None
+GRAPHS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,10 @@ class Result:
 
 
 class Model:
-    """A loaded model. Its components are read when first used."""
+    """A loaded model. Its components are read when first used. `graphs` are None where steps are not captured."""
 
-    def __init__(self, source: str, instance: Instance) -> None:
-        self.source, self.instance = source, instance
+    def __init__(self, source: str, instance: Instance, graphs: Graphs | None = None) -> None:
+        self.source, self.instance, self.graphs = source, instance, graphs
         self._sizes = Sizes()
 
     @property
@@ -190,9 +194,15 @@ class Model:
             prices=store.prices(device),
             ledger=ledger,
             need=lambda job: sizes.need(job.model, job.request),
-            relief=lambda: store.release(device, sys.maxsize) > 0,
+            execute=eager if self.graphs is None else self.graphs,
+            relief=self._relief,
             rows=rows,
         )
+
+    def _relief(self) -> bool:
+        """Give back what idle graphs and components hold; graphs first, because they keep components where they are."""
+        freed = self.graphs is not None and self.graphs.relief()
+        return self.instance.store.release(self.instance.binding.device, sys.maxsize) > 0 or freed
 
     def rows(self, request: Request, *, limit: int = 32) -> int:
         """How many rows calls should have in fixed mode for requests of this shape: as many as still pay, at most
@@ -261,6 +271,7 @@ class Model:
             "device": self.instance.binding.device,
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
             "sampler": sampler_of(self.card),
+            "compile": self.instance.binding.compile,
             "request": request.record(),
         }
 
@@ -274,6 +285,8 @@ def load(
     sampler: str | None = None,
     store: Store | None = None,
     memory: str = "auto",
+    graphs: str = "auto",
+    compile: bool = False,
 ) -> Model:
     """A model from a shipped id, a Diffusers folder or a hub name.
 
@@ -288,11 +301,24 @@ def load(
         memory: "high" keeps weights on the device after their first use; "low" keeps them on the host and brings them
             for the steps that use them, the generator a layer at a time; "auto" is "high" where all weights fit in
             three quarters of the device's free memory, by their files' headers. Results are the same bit for bit.
+        graphs: "always" captures denoising steps as CUDA graphs once they have run, which saves the host's time and
+            takes device memory (at most `engine.graphs.LIMIT`); "auto" is "always" on CUDA unless memory is "low".
+            Results are the same bit for bit. What cannot be captured runs eagerly: `Model.graphs.breaks` says what,
+            and why.
+        compile: compile the generator's blocks: faster, after some seconds at the first step of each shape. Results
+            are close to those without, not the same, in `exact` mode too. Needs memory "high".
 
     Raises WeightsError, CardError, RequestError or BackendError before any weight is read.
     """
-    if memory not in MEMORY:
-        raise RequestError("unknown memory", value=memory, choices=MEMORY)
+    for what, value, choices in (("memory", memory, MEMORY), ("graphs", graphs, GRAPHS)):
+        if value not in choices:
+            raise RequestError(f"unknown {what}", value=value, choices=choices)
+    if memory == "low" and (compile or graphs == "always"):
+        raise RequestError(
+            f"{'compiled blocks' if compile else 'captured graphs'} need weights that stay on the device",
+            value="memory low",
+            choices=("memory high", "memory auto"),
+        )
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
@@ -305,8 +331,19 @@ def load(
         locate=catalog.locate,
         prepare=catalog.preparation(card),
         memory=memory,
+        compile=compile,
     )
-    return Model(_lasting(str(source)), instance)
+    return Model(_lasting(str(source)), instance, _graphs(graphs, memory, store, device))
+
+
+def _graphs(choice: str, memory: str, store: Store, device: str) -> Graphs | None:
+    """Raises BackendError where they are asked for and the device has none."""
+    if choice == "auto":
+        choice = "always" if device.startswith("cuda") and memory != "low" else "never"
+    if choice == "never":
+        return None
+    require_capture(device)
+    return Graphs(ledger=store.ledger(device))
 
 
 def read_record(path: str | Path) -> dict[str, object]:

@@ -36,13 +36,15 @@ class Unit(Enum):
 class Binding:
     """What a step is bound to besides its components: where it runs, in which precision, by which kernels.
 
-    `attention` and `kernels` are the request's, so that a step of another choice never shares its call or graph.
+    `attention` and `kernels` are the request's, so that a step of another choice never shares its call or graph;
+    `compile` is the model's: compiled blocks give other bits.
     """
 
     device: str
     precision: str
     attention: str = ATTENTION
     kernels: str = KERNELS
+    compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

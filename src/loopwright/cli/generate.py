@@ -33,6 +33,8 @@ FLAGS = (
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ..."),
     Flag("dtype", "precision of the generator, such as bfloat16"),
     Flag("memory", "auto, high (weights stay on the device) or low (they come when needed)"),
+    Flag("graphs", "auto (always on CUDA), always or never: capture steps as CUDA graphs; the same bits, sooner"),
+    Flag("compile", "compile the generator's blocks: sooner still, close to the same values", bool),
     Flag("sampler", "another sampler than the model's, such as euler"),
     Flag("threads", "CPU threads", int, metavar="N"),
     Flag("config", "YAML or JSON with the names of these flags", metavar="FILE", in_file=False),
@@ -89,6 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
                 files, encoding = _save(result, plan)
                 spent = {"load": 0.0 if index else seconds, "generate": result.seconds, "encode": encoding}
                 print(_report(arguments, files, result, spent, _usage(model), prompts=len(requests)), flush=True)
+    if not arguments.quiet and model.graphs is not None:
+        for reason in sorted(set(model.graphs.breaks.values())):
+            print(f"steps ran without a graph: {reason}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -112,7 +117,7 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
     past, named = plan.past, arguments.model or arguments.model_path
     if past and not named and not arguments.revision:
         model = past.load(arguments.device, arguments.memory or "auto")
-        if not (arguments.dtype or arguments.sampler):
+        if not (arguments.dtype or arguments.sampler or arguments.graphs or arguments.compile):
             return model
     return api.load(
         named or (past.model if past else ""),
@@ -121,6 +126,8 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
         dtype=arguments.dtype or (past.dtypes if past else None),
         sampler=arguments.sampler or (past.sampler if past else None),
         memory=arguments.memory or "auto",
+        graphs=arguments.graphs or "auto",
+        compile=bool(arguments.compile or (past and not named and past.compile)),
     )
 
 

@@ -33,6 +33,7 @@ class Past:
     device: str
     dtypes: Mapping[str, str]
     sampler: str
+    compile: bool
     task: str
     prompt: str
     parameters: Mapping[str, Parameter]
@@ -51,6 +52,7 @@ class Past:
                 dtype=self.dtypes,
                 sampler=self.sampler,
                 memory=memory,
+                compile=self.compile,
             )
         except WeightsError as error:
             raise WeightsError(
@@ -101,6 +103,7 @@ def read(file: str) -> Past:
         device=str(record["device"]),
         dtypes=dtypes,
         sampler=str(record["sampler"]),
+        compile=bool(record.get("compile")),
         task=str(request["task"]),
         prompt=str(request.get("prompt", "")),
         parameters={name: value for name, value in request.items() if name not in _APART},

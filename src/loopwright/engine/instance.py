@@ -14,12 +14,15 @@ between steps is `residence`'s business.
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from ..backends.compile import compile_blocks, require_compiler
 from ..backends.device import probe
 from ..backends.precision import DTYPES, FLOAT8
 from ..backends.registry import require, require_precision
@@ -53,6 +56,13 @@ class Loaded:
     seconds: float
 
 
+class Watcher(Protocol):
+    """Keeps something that a change of weights makes void."""
+
+    def changed(self, identity: tuple[object, ...]) -> None:
+        """The weights of the component of that identity are others now."""
+
+
 class Store:
     """The components in memory, by identity, and the features they computed. Several instances share one store.
 
@@ -70,6 +80,7 @@ class Store:
         self.residence = Residence()
         self._homes = homes
         self._residents: dict[tuple[object, ...], Resident] = {}
+        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     @property
@@ -124,6 +135,20 @@ class Store:
                 self._ledgers[device].set_aside("features", self.features.limit)
             return self._ledgers[device]
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell the watcher of changed weights for as long as it lives."""
+        with self._lock:
+            self._watchers.add(watcher)
+
+    def changed(self, resident: Resident) -> None:
+        """The component's weights were changed in place: whatever came of the old ones is void."""
+        self.residence.renew(resident)
+        self.features.drop(resident.identity)
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.changed(resident.identity)
+
     def release(self, device: str, wanted: int) -> int:
         """Send idle components to the host until `wanted` bytes of the device are free again; the bytes that gave."""
         return self.residence.release(device, wanted)
@@ -154,7 +179,8 @@ class Instance:
 
     `locate` says in which folder a component's files lie (and fetches them if they are elsewhere). `prepare` is the
     family's hook on a component just loaded, through which requests choose attention and kernels. `memory` is "high",
-    "low" or "auto" (`residence`).
+    "low" or "auto" (`residence`). With `compile` the blocks of the generators are compiled; such a generator is a
+    component of its own, beside the plain one of another instance.
     """
 
     def __init__(
@@ -167,11 +193,15 @@ class Instance:
         locate: Locate,
         prepare: Prepare | None = None,
         memory: str = "high",
+        compile: bool = False,
     ) -> None:
         validate(card, loops)
         _check_precision(card, device)
+        if compile:
+            require_compiler(device)
         self.card, self.loops, self.store = card, loops, store
-        self.binding = Binding(device, card.components[experts(card)[0]].dtype)
+        self.binding = Binding(device, card.components[experts(card)[0]].dtype, compile=compile)
+        self._generators = tuple(card.components[name] for name in experts(card))
         self.locate, self.prepare = locate, prepare
         self._bindings: set[Binding] = set()
         self._memory, self._choosing = memory, threading.Lock()
@@ -197,7 +227,7 @@ class Instance:
         ours = self.binding
         if ours.device == OUTLINE:
             return ours
-        binding = Binding(ours.device, ours.precision, request.attention, request.kernels)
+        binding = Binding(ours.device, ours.precision, request.attention, request.kernels, ours.compile)
         if binding not in self._bindings:
             if self.prepare is None and (binding.attention, binding.kernels) != (ATTENTION, KERNELS):
                 raise BackendError(
@@ -219,9 +249,7 @@ class Instance:
 
     def changed(self, name: str) -> None:
         """The component's weights were changed in place: whatever was keyed by the old version is void."""
-        resident = self._resident(name)
-        self.store.residence.renew(resident)
-        self.store.features.drop(resident.identity)
+        self.store.changed(self._resident(name))
 
     def origin(self, name: str) -> tuple[object, ...]:
         """Where the component came from: the same for every instance that shares it."""
@@ -265,6 +293,12 @@ class Instance:
         if not component.dtype:
             return self.store.get(identity, lambda: self._loaded(component, folder, "host"))
         device, low = self.binding.device, self.memory == "low"
+        if low and self._compiles(component):
+            raise BackendError(
+                "compiled blocks need weights that stay where they are, and these come and go",
+                value=name,
+                remedy='load the model with memory="high" or compile=False',
+            )
         return self.store.get(
             identity,
             lambda: self._loaded(component, folder, "cpu" if low else device),
@@ -277,13 +311,20 @@ class Instance:
         part = load_component(component, folder, device)
         if self.prepare is not None:
             self.prepare(component, part)
+        if self._compiles(component):
+            assert isinstance(part, torch.nn.Module)
+            compile_blocks(part)
         return part
+
+    def _compiles(self, component: Component) -> bool:
+        return self.binding.compile and component in self._generators
 
     def _identity(self, component: Component) -> tuple[Path, tuple[object, ...]]:
         """The folder of the component's files, and what tells the component from any other."""
         folder = self.locate(self.card, component)
         device = self.binding.device if component.dtype else "host"
-        return folder, (folder.resolve(), component.subfolder, component.kind, component.dtype, device)
+        form = ("compiled",) if self._compiles(component) else ()
+        return folder, (folder.resolve(), component.subfolder, component.kind, component.dtype, device, *form)
 
     def set_aside(self, ledger: Ledger) -> None:
         """Keep this model's weights out of what requests are promised: all of them, or the largest if they come and go.
