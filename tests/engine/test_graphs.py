@@ -202,6 +202,20 @@ def test_models_of_one_key_but_other_weights_do_not_share(checkpoint) -> None:
     assert outputs == [True, True]
 
 
+def test_another_store_has_other_modules_and_other_graphs(checkpoint) -> None:
+    graphs = Graphs(StandIns())
+    models = [loopwright.load(checkpoint("t2v"), device="cpu", store=Store(0)).instance for _ in range(2)]
+    with torch.no_grad():
+        next(models[1].part("transformer").parameters()).mul_(1.5)
+    request = loopwright.load(checkpoint("t2v"), device="cpu").request("a fox", **(media_for("t2v")))
+    for model in models:
+        runner = Scheduler(execute=graphs)
+        job = runner.submit(Job(model, request))
+        runner.run()
+        assert same(job.output, run(model, request))
+    assert len(graphs) == 2
+
+
 # --- what is refused
 
 

@@ -10,6 +10,7 @@ than last time is lent, or when it has been written to. Nothing is cast: what a 
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -28,7 +29,7 @@ class Captured:
         self._tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
         self._handles = {name: tuple(map(torch.clone, lent)) for name, lent in call.handles.items()}
         self._lent = {name: tuple(map(_Lent, lent)) for name, lent in call.handles.items()}
-        own = Call(call.step, call.key, self._tensors, self._handles, call.rows)
+        own = replace(call, tensors=self._tensors, handles=self._handles)  # all else stays where it is
         self._recording = capture.record(lambda: run(own))
 
     @property

@@ -107,7 +107,7 @@ class Graphs:
         if call.step.unit not in self._units:
             return self._execute(model, call)
         origins = tuple([model.origin(name) for name in call.step.uses])
-        name = (call.key, call.rows, origins)
+        name = (call.key, call.rows, origins, model.store)  # another store has modules of its own
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
