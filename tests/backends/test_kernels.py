@@ -1,6 +1,6 @@
 """Every fused kernel against its plain twin. Needs a CUDA device, or Triton's interpreter on the CPU:
 
-TRITON_INTERPRET=1 python -m pytest --noconftest tests/backends      # torch, triton, diffusers, numpy, pytest
+TRITON_INTERPRET=1 python -m pytest --noconftest tests/backends/test_kernels.py      # torch, triton, diffusers, numpy, pytest
 """
 
 import importlib.util
@@ -212,7 +212,8 @@ def test_a_wan_transformer_under_fused_kernels_is_itself_within_rounding(dtype: 
         for kernels in ("plain", "fused"):
             with bound(module, "sdpa", kernels):
                 out[kernels] = module(**given, return_dict=False)[0]
-    assert not torch.equal(out["fused"], out["plain"])
+    if dtype is torch.float32:  # bfloat16 may round both alike; that kernels are called is counted elsewhere
+        assert not torch.equal(out["fused"], out["plain"])
     assert error(out["fused"], out["plain"]) < 5 * ROUNDING[dtype]
 
 
