@@ -1,6 +1,6 @@
 """Every fused kernel against its plain twin. Needs a CUDA device, or Triton's interpreter on the CPU:
 
-TRITON_INTERPRET=1 python -m pytest --noconftest tests/backends/test_kernels.py      # torch, triton, diffusers, numpy, pytest
+TRITON_INTERPRET=1 python -m pytest --noconftest tests/backends/test_kernels.py   # beside torch: triton, diffusers
 """
 
 import importlib.util
