@@ -28,7 +28,7 @@ from .backends.precision import DTYPES
 from .card import Card, derive, experts
 from .engine.calibrate import choose_rows
 from .engine.events import Cancelled, Done, Event, Failed
-from .engine.execute import eager
+from .engine.execute import Executor, eager
 from .engine.graphs import Graphs
 from .engine.instance import Instance, Store
 from .engine.job import Job, Listener
@@ -102,6 +102,11 @@ class Model:
     def __init__(self, source: str, instance: Instance, graphs: Graphs | None = None) -> None:
         self.source, self.instance, self.graphs = source, instance, graphs
         self._sizes = Sizes()
+
+    @property
+    def execute(self) -> Executor:
+        """How steps of the model are run: as graphs, or eagerly."""
+        return eager if self.graphs is None else self.graphs
 
     @property
     def card(self) -> Card:
@@ -194,7 +199,7 @@ class Model:
             prices=store.prices(device),
             ledger=ledger,
             need=lambda job: sizes.need(job.model, job.request),
-            execute=eager if self.graphs is None else self.graphs,
+            execute=self.execute,
             relief=self._relief,
             rows=rows,
         )
@@ -208,7 +213,8 @@ class Model:
         """How many rows calls should have in fixed mode for requests of this shape: as many as still pay, at most
         `limit`. Measured on the device now, unless it is known, and proved: a row's bits depend on nobody.
         """
-        return choose_rows(self.instance, request, self.instance.store.prices(self.instance.binding.device), limit)
+        prices = self.instance.store.prices(self.instance.binding.device)
+        return choose_rows(self.instance, request, prices, limit, self.execute)
 
     async def stream(
         self,
