@@ -38,6 +38,16 @@ class MediaError(LoopwrightError):
     """An image or video file cannot be read or written."""
 
 
+class DataError(LoopwrightError):
+    """A data set declares something that cannot be trained on; `where` is the file and the line that do."""
+
+    def __init__(
+        self, where: str, message: str, *, value: object = None, choices: Iterable[object] = (), remedy: str = ""
+    ) -> None:
+        super().__init__(f"{where}: {message}", value=value, choices=choices, remedy=remedy)
+        self.where = where
+
+
 class ModelError(LoopwrightError):
     """The model itself produced something unusable, such as NaN; names the step."""
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import av
 import numpy as np
@@ -44,9 +45,19 @@ _BROKEN = (
     *(OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error),  # what Pillow's parsers raise
     *(Image.DecompressionBombError, av.FFmpegError),
 )
+_QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 _IMAGE_STARTS = (b"GIF8", b"RIFF", b"\x89PNG", b"\xff\xd8")
+_HIDES_FRAMES = ("vp8", "libvpx", "av1", "libdav1d", "libaom-av1")
 _USER_COMMENT = b"UNICODE\0"  # EXIF's marker for a UTF-16 comment
 _MAX_GIF_FPS = 50  # browsers slow anything faster down to ten frames a second
+
+
+class Extent(NamedTuple):
+    """Height and width in pixels, and frames; an image has one."""
+
+    height: int
+    width: int
+    frames: int
 
 
 def read_image(path: PathLike) -> Pixels:
@@ -62,7 +73,49 @@ def read_video(path: PathLike) -> tuple[Pixels, float]:
     frames are evenly spaced. Raises MediaError for a missing, broken or truncated file and one without a video.
     """
     with _reading(path) as file:
-        return _read_animation(file) if _starts_with(file, b"GIF8", b"RIFF....WEBP") else _read_stream(file)
+        return _read_animation(file) if _is_animation(file) else _read_stream(file)
+
+
+def measure_image(path: PathLike) -> Extent:
+    """The size of an image as it is shown. Reads no pixels."""
+    with _reading(path) as file, _open_image(file) as image:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in _QUARTER_TURNS
+        height, width = image.size if turned else image.size[::-1]
+        return Extent(height, width, 1)
+
+
+def measure_video(path: PathLike) -> Extent:
+    """The size of a video as it is shown and its number of frames, by decoding the first alone."""
+    with _reading(path) as file:
+        if _is_animation(file):
+            frames, _ = _read_animation(file)
+            return Extent(frames.shape[1], frames.shape[2], len(frames))
+        count = _count(file)
+        first = next(_decoded(file), None)
+        if first is None:
+            raise MediaError("no frames in the video", value=str(file), remedy="it may be truncated")
+        height, width = _upright(first).shape[:2]
+        return Extent(height, width, count)
+
+
+def read_window(path: PathLike, count: int, stride: int = 1) -> Iterator[Pixels]:
+    """`count` frames `[H,W,3]`, each `stride` after the last, from the middle of a video, one at a time.
+
+    Raises MediaError, with the frames there are and those needed, for a video that is too short.
+    """
+    span = (count - 1) * stride + 1
+    with _reading(path) as file:
+        if _is_animation(file):
+            frames, _ = _read_animation(file)
+            yield from frames[_start(file, len(frames), span) :][:span:stride]
+            return
+        start = _start(file, _count(file), span)
+        shown = 0
+        for frame in itertools.islice(_decoded(file), start, start + span, stride):
+            shown += 1
+            yield _upright(frame)
+        if shown < count:
+            raise MediaError(f"{file} ends before its index says", value=f"{start + shown * stride} frames")
 
 
 def write(path: PathLike, frames: Pixels, *, fps: float, metadata: Mapping[str, object]) -> None:
@@ -190,20 +243,55 @@ def _even_rate(count: int, milliseconds: float) -> float:
     return float(whole) if abs(1000 * count / whole - milliseconds) < 10 else rate
 
 
+def _is_animation(file: Path) -> bool:
+    return _starts_with(file, b"GIF8", b"RIFF....WEBP")
+
+
 def _read_stream(file: Path) -> tuple[Pixels, float]:
+    with _opened(file) as (_, stream):
+        rate = stream.average_rate or stream.guessed_rate
+    frames = [_upright(frame) for frame in _decoded(file)]
+    if not frames or not rate:
+        raise MediaError("no frames in the video", value=str(file), remedy="it may be truncated")
+    return np.stack(frames), float(rate)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[av.container.InputContainer, av.VideoStream]]:
+    """The container and its video, known to be whole as far as its index goes."""
     with av.open(str(file), metadata_errors="replace") as container:
         # A song's cover is a video stream to the container, but not a video.
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
         if not streams:
             raise MediaError("no video in the file", value=str(file), remedy="give a file with a video stream")
-        stream = streams[0]
-        _refuse_truncated(file, stream)
+        _refuse_truncated(file, streams[0])
+        yield container, streams[0]
+
+
+def _decoded(file: Path) -> Iterator[av.VideoFrame]:
+    """Every frame in the order of showing. Those passed over cost no conversion to RGB."""
+    with _opened(file) as (container, stream):
         stream.thread_type = "AUTO"
-        frames = [_upright(frame) for packet in container.demux(stream) for frame in _decode(file, packet)]
-        rate = stream.average_rate or stream.guessed_rate
-    if not frames or not rate:
-        raise MediaError("no frames in the video", value=str(file), remedy="it may be truncated")
-    return np.stack(frames), float(rate)
+        for packet in container.demux(stream):
+            yield from _decode(file, packet)
+
+
+def _count(file: Path) -> int:
+    """The frames that a decoder will show, without decoding: the packets that hold one and are not to be thrown away.
+
+    What a codec hides in packets of its own (VP8's and AV1's alternate references) only a decoder can tell.
+    """
+    with _opened(file) as (container, stream):
+        if stream.codec_context.name in _HIDES_FRAMES:
+            return sum(len(_decode(file, packet)) for packet in container.demux(stream))
+        return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
+
+
+def _start(file: Path, had: int, span: int) -> int:
+    """Where a window of `span` frames begins that lies in the middle."""
+    if had < span:
+        raise MediaError(f"{file} is too short", value=f"{had} frames", remedy=f"{span} are needed")
+    return (had - span) // 2
 
 
 def _refuse_truncated(file: Path, stream: av.VideoStream) -> None:
