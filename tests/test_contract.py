@@ -18,18 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import loopwright
 from loopwright.card import Card, Claim, Component, Program, Recipe, Stage
 from loopwright.engine.saved import _pack, _unpack
-from loopwright.loop import Binding, Ref, Result, Step, Wait, key_of
+from loopwright.loop import Append, Binding, Page, PoolRef, Ref, Result, Step, Wait, Window, key_of
 from loopwright.request import Frames, Request
 from readers import readers, sources_of
 from support import KINDS, run, same, tensors_in, watched, with_loops
 
 PACKAGE = Path(loopwright.__file__).parent
 CONTRACT = ("errors", "request", "card", "loop", "program")
-FIELDS = [
-    (cls.__name__, f.name)
-    for cls in (Card, Component, Stage, Program, Recipe, Claim, Step, Binding, Ref, Wait, Result, Request, Frames)
-    for f in fields(cls)
-]
+CLASSES = (Card, Component, Stage, Program, Recipe, Claim, Request, Frames)
+CLASSES += (Binding, Step, Ref, PoolRef, Page, Append, Window, Wait, Result)
+FIELDS = [(cls.__name__, f.name) for cls in CLASSES for f in fields(cls)]
 # Read by comparison: the binding as a whole is part of the key (its own test is below) and of a saved job.
 COMPARED = {("Binding", "device"), ("Binding", "precision")}
 
@@ -127,7 +125,7 @@ def assert_same_step(a: Step | Wait | None, b: Step | Wait | None) -> None:
     if not isinstance(a, Step) or not isinstance(b, Step):
         assert a == b
         return
-    for name in ("op", "uses", "binding", "handles", "static", "unit", "reads"):
+    for name in ("op", "uses", "binding", "handles", "static", "unit", "reads", "leases"):
         assert getattr(a, name) == getattr(b, name), name
     assert equal_tensors(a.tensors, b.tensors)
 

@@ -62,3 +62,7 @@ class CapacityError(LoopwrightError):
 
 class StateError(LoopwrightError):
     """A saved request cannot be continued: another card, another version, a damaged file."""
+
+
+class StaleError(LoopwrightError):
+    """What a request remembers was computed by weights that have changed since."""

@@ -29,6 +29,8 @@ class Unit(Enum):
     EMBED = "embed"  # a small input to features that any request may reuse
     ENCODE = "encode"
     DENOISE = "denoise"
+    TOKEN = "token"  # the next token of a sequence
+    CHUNK = "chunk"  # the next chunk of a video that is made from its past
     DECODE = "decode"
 
 
@@ -55,14 +57,55 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """What one page of a pool holds: name, shape and precision of each tensor. `tokens` of a sequence fill it."""
+
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+    tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A lease that keeps all its tokens, `limit` at most."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A lease that keeps the `last` pages committed and, for good, the first `sinks`; a step writes one page."""
+
+    last: int
+    sinks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRef:
+    """Pages leased to the request, by the `lease`'s name; they are its own while the stage lasts.
+
+    The step reads `committed` tokens and may write the `new` ones after them, nothing else: so it can be run again, and
+    what it wrote counts once the loop's state says that it is committed.
+    """
+
+    lease: str
+    page: Page
+    keep: Append | Window
+    committed: int
+    new: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One unit of work as data: `op(parts, **tensors, **handles, **static)` returns tensors.
+    """One unit of work as data: `op(parts, **tensors, **handles, **leases, **static)` returns tensors.
 
     Attributes:
         op: an importable pure function.
         uses: components it calls; their versions enter the key.
         tensors: rows on dim 0.
         handles: storage lent to the op, as a tuple with one tensor a request of the call.
+        leases: pages lent to the op. For `kv` it gets the storage of the pool, the same for all requests of the call
+            (`kv`: tensors by name, pages on dim 0), and two rows: the pages in the order of what they hold (`kv_pages`,
+            int32 [1, C]) and how many tokens there are to read (`kv_length`, int32 [1]).
         static: hashable arguments; part of the key.
         reads: results the host must see; `advance` gets them as Python lists, a value a row.
     """
@@ -75,6 +118,7 @@ class Step:
     static: Mapping[str, Hashable] = field(default_factory=dict)
     unit: Unit = Unit.ENCODE
     reads: tuple[str, ...] = ()
+    leases: Mapping[str, PoolRef] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +176,15 @@ class Loop(Protocol[S]):
 def key_of(step: Step, version: Callable[[str], int], storage: Tensors) -> Key:
     """Steps with equal keys may share one call, one captured graph, one compiled form.
 
-    `version` gives a component's version, `storage` is what the step's handles point to.
+    `version` gives a component's version, `storage` is what the step's handles point to. Of a lease counts what its
+    pages are and, as the shape of a row, how many there can be; never how full they are.
     """
+    pages = tuple([(name, ref.page) for name, ref in step.leases.items()]) if step.leases else ()
     return (
         step.op,
         tuple([(name, version(name)) for name in step.uses]),
         step.binding,
         tuple([(name, t.shape, t.dtype) for name, t in step.tensors.items()]),
-        tuple([(name, (t := storage[ref.slot]).shape, t.dtype) for name, ref in step.handles.items()]),
+        tuple([(name, (t := storage[ref.slot]).shape, t.dtype) for name, ref in step.handles.items()]) + pages,
         tuple(step.static.items()),
     )

@@ -24,29 +24,31 @@ from .prices import SETTLED, Prices, label
 
 def choose_rows(instance: Instance, request: Request, prices: Prices, limit: int, execute: Executor = eager) -> int:
     """The rows for requests of this shape, at most `limit`. Raises BackendError if their bits depend on neighbours."""
-    call = _first(instance, replace(request, mode="fixed"))
-    name = label(call.key)
-    kept = prices.chosen(name)
-    if kept is None:
-        kept = _measured(call, name, prices, limit, lambda joined: execute(instance, joined))
-        prices.choose(name, kept)
-        prices.save()
-    rows = min(kept, limit)
-    if rows > 1:
-        prove(instance, call, rows)
-    return rows
+    job = Job(instance, replace(request, mode="fixed"))
+    try:
+        call = _first(job)
+        name = label(call.key)
+        kept = prices.chosen(name)
+        if kept is None:
+            kept = _measured(call, name, prices, limit, lambda joined: execute(instance, joined))
+            prices.choose(name, kept)
+            prices.save()
+        rows = min(kept, limit)
+        if rows > 1:
+            prove(instance, call, rows)
+        return rows
+    finally:  # not before: the calls write to pages that the job leases
+        job.cancel()
+        job.step()
 
 
-def _first(instance: Instance, request: Request) -> Call:
-    """The first call of such a request that may be shared."""
-    job = Job(instance, request)
+def _first(job: Job) -> Call:
+    """The job's first call that may be shared."""
     while (call := job.pending()) is not None:
         if call.step.unit in MERGED:
-            job.cancel()
-            job.step()
             return call
         job.run(call)
-    raise job.error or ModelError("a request has no step that may be shared", value=request.task)
+    raise job.error or ModelError("a request has no step that may be shared", value=job.request.task)
 
 
 def _measured(call: Call, name: str, prices: Prices, limit: int, run: Callable[[Call], Tensors]) -> int:
@@ -68,4 +70,4 @@ def _repeated(call: Call, rows: int) -> Call:
     """The call with its row so many times."""
     tensors = {name: torch.cat([tensor] * rows) for name, tensor in call.tensors.items()}
     handles = {name: (torch.cat([lent[0]] * rows),) for name, lent in call.handles.items()}
-    return Call(call.step, call.key, tensors, handles, rows)
+    return Call(call.step, call.key, tensors, handles, rows, call.storage)

@@ -28,6 +28,7 @@ from ..backends.precision import DTYPES, FLOAT8
 from ..backends.registry import require, require_precision
 from ..backends.usage import free_bytes, settle, total_bytes
 from ..caches.feature import FeatureCache
+from ..caches.pool import Pools
 from ..card import Card, Component, Value, experts
 from ..errors import BackendError, CardError
 from ..loop import Binding
@@ -44,6 +45,7 @@ OUTLINE = "meta"  # torch's device of tensors without storage: it computes nothi
 
 
 FEATURE_BYTES = 512 * 2**20
+POOL_BYTES = 2**30
 SPARE = 0.08  # of a device's memory: contexts, workspaces, and what an allocator cannot use for its fragments
 
 
@@ -66,14 +68,21 @@ class Watcher(Protocol):
 class Store:
     """The components in memory, by identity, and the features they computed. Several instances share one store.
 
-    `feature_bytes` bounds the cache of embeddings; 0 switches it off. `homes` says how a module moves. What calls cost
+    `feature_bytes` bounds the cache of embeddings; 0 switches it off. `pool_bytes` is the size of each pool of pages
+    that requests lease. `homes` says how a module moves. What calls cost
     on a device is kept in a file of the folder `prices`, if one is given.
     """
 
     def __init__(
-        self, feature_bytes: int = FEATURE_BYTES, *, homes: Homes = home_of, prices: Path | None = None
+        self,
+        feature_bytes: int = FEATURE_BYTES,
+        *,
+        pool_bytes: int = POOL_BYTES,
+        homes: Homes = home_of,
+        prices: Path | None = None,
     ) -> None:
         self.features = FeatureCache(feature_bytes)
+        self.pools = Pools(pool_bytes)
         self._folder = prices
         self._prices: dict[str, Prices] = {}
         self._ledgers: dict[str, Ledger] = {}
@@ -133,6 +142,7 @@ class Store:
             if device not in self._ledgers:
                 self._ledgers[device] = Ledger(int(total * (1 - SPARE)))
                 self._ledgers[device].set_aside("features", self.features.limit)
+                self._ledgers[device].set_aside("pools", lambda: self.pools.idle_bytes(device))
             return self._ledgers[device]
 
     def watch(self, watcher: Watcher) -> None:

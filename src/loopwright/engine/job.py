@@ -1,17 +1,20 @@
 """A request under way: its stage, the loop's state, the slots written so far. `step` runs at most one step.
 
-Everything a job holds is in `slots` and `state`; ending it in any way drops both.
+Everything a job holds is in `slots`, `state` and `leases`; ending it in any way drops them.
 """
 
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from ..caches.feature import content
+from ..caches.lease import Lease
+from ..caches.pool import Storage
 from ..errors import ModelError, StateError
 from ..loop import Key, Result, Step, Tensors, Unit, Wait, key_of
 from ..program import Bound, bind
@@ -43,6 +46,7 @@ class Job:
         self.stage, self.index = 0, 0
         self.state: object | None = None
         self.slots: dict[str, torch.Tensor] = {}
+        self.leases: dict[str, Lease] = {}
         self.status = "queued"
         self.waiting_for = ""
         self.output: Tensors | None = None
@@ -147,11 +151,33 @@ class Job:
                 self._wait(step)
                 return None
             if step is not None:
+                storage: Mapping[str, Storage] = {}
+                if step.leases:
+                    step, storage = self._leased(step)
                 key = key_of(step, self.model.version, self.slots)
                 handles = {name: (self.slots[ref.slot],) for name, ref in step.handles.items()}
-                return Call(step, key, step.tensors, handles, 1)
+                return Call(step, key, step.tensors, handles, 1, storage)
             self._leave(bound)
         return None
+
+    def _leased(self, step: Step) -> tuple[Step, Mapping[str, Storage]]:
+        """The step with the rows that find its pages, and what these lie in. The stage's leases begin here."""
+        rows, storage = {}, {}
+        for name, ref in step.leases.items():
+            lease = self.leases.get(ref.lease)
+            if lease is None:
+                pool = self.model.store.pools.get(step.binding.device, ref.page)
+                lease = self.leases[ref.lease] = Lease(pool)
+            lease.require_current(step.uses, self.model.version)
+            rows[f"{name}_pages"], rows[f"{name}_length"] = lease.rows(ref)
+            storage[name] = lease.pool.storage
+        return replace(step, tensors={**step.tensors, **rows}), storage
+
+    def _release(self) -> None:
+        """Give back what is leased: only the state that ends now knows what of it counts."""
+        for lease in self.leases.values():
+            lease.release()
+        self.leases = {}
 
     def _complete(self, step: Step, key: Key, result: Result, seconds: float) -> None:
         begun, bound = time.perf_counter(), self.stages[self.stage]
@@ -186,6 +212,7 @@ class Job:
         elif unknown := set(written) - set(bound.stage.writes):
             raise AssertionError(f"stage {bound.stage.name} wrote undeclared slots {sorted(unknown)}")
         self.slots.update(written)
+        self._release()
         self.state, self.stage = None, self.stage + 1
         if self.stage == len(self.stages):
             self.output = {slot: tensor for slot, tensor in self.slots.items() if slot in self._outputs}
@@ -200,6 +227,7 @@ class Job:
         self.slots = {name: tensor for name, tensor in self.slots.items() if name in read}
 
     def _end(self, status: str, event: Event) -> None:
+        self._release()
         self.status, self.state, self.slots, self.waiting_for = status, None, {}, ""
         self._emit(event)
 

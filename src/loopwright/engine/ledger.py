@@ -12,7 +12,7 @@ has already happened; and what a request needs, which `sizes` finds out.
 """
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from ..errors import CapacityError
@@ -36,19 +36,19 @@ class Ledger:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._aside: dict[Hashable, int] = {}
+        self._aside: dict[Hashable, Callable[[], int]] = {}
         self._needs: dict[str, Need] = {}
         self._lock = threading.Lock()
 
     @property
     def room(self) -> int:
         """Bytes that requests, and what serves them, have between them."""
-        return self._capacity - sum(self._aside.values())
+        return self._capacity - sum(count() for count in list(self._aside.values()))
 
-    def set_aside(self, what: Hashable, count: int) -> None:
-        """Bytes that no request will ever have, such as weights."""
+    def set_aside(self, what: Hashable, count: int | Callable[[], int]) -> None:
+        """Bytes that are no request's, such as weights: so many for good, or as many as `count` says at the time."""
         with self._lock:
-            self._aside[what] = count
+            self._aside[what] = count if callable(count) else lambda: count
 
     @property
     def reserved(self) -> int:

@@ -5,7 +5,8 @@
 
 In `fixed` mode a call always has the requests' number of rows, empty places filled with copies of the first, so that a
 row's bits depend on nobody; that this holds is proved for a key before it is used. Constant conditioning is put
-together once for a group of requests and stays; only what a step changes is copied. The plain twin is `Job.step`.
+together once for a group of requests and stays; only what a step changes is copied. Pools are shared as they lie: a row
+finds its own pages in them. The plain twin is `Job.step`.
 
 Deliberately absent: choosing who shares a call, and what follows from an error (`scheduler`).
 """
@@ -14,13 +15,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ..caches.pool import Storage
 from ..errors import BackendError
 from ..loop import Key, Result, Tensors, Unit
 from .execute import Call, Executor, Handles, eager
 from .instance import Instance
 from .job import Job, host_values
 
-MERGED = (Unit.DENOISE,)
+MERGED = (Unit.DENOISE, Unit.TOKEN, Unit.CHUNK)
 _TRIALS = 3
 
 
@@ -51,7 +53,7 @@ class Merger:
     def _joined(self, jobs: Sequence[Job], calls: Sequence[Call], places: Sequence[int]) -> Call:
         first = calls[0]
         tensors = {name: torch.cat([calls[place].tensors[name] for place in places]) for name in first.tensors}
-        return Call(first.step, first.key, tensors, self._lent(jobs, calls, places), len(places))
+        return Call(first.step, first.key, tensors, self._lent(jobs, calls, places), len(places), first.storage)
 
     def _lent(self, jobs: Sequence[Job], calls: Sequence[Call], places: Sequence[int]) -> Handles:
         """The handles as rows, put together once for these requests in these places."""
@@ -75,8 +77,12 @@ def prove(model: Instance, call: Call, rows: int) -> None:
         place = trial * (rows - 1) // (_TRIALS - 1)
         tensors = {name: _among(tensor, rows, place, generator) for name, tensor in call.tensors.items()}
         handles = {name: (_among(lent[0], rows, place, generator),) for name, lent in call.handles.items()}
-        made = eager(model, Call(call.step, call.key, tensors, handles, rows))
-        out = {name: item[place] for name, item in made.items()}
+        storage = {}
+        for name in call.storage:
+            storage[name], finders = _paged_among(call, name, rows, place, generator)
+            tensors |= finders
+        made = eager(model, Call(call.step, call.key, tensors, handles, rows, storage))
+        out = {name: item[place] for name, item in made.items()} | _pages_of(storage, rows, place)
         if first is None:
             first = out
         elif not all(torch.equal(out[name], first[name]) for name in out):
@@ -95,6 +101,30 @@ def _among(tensor: torch.Tensor, rows: int, place: int, generator: torch.Generat
         size = 0.5 + torch.rand((), generator=generator, dtype=torch.float32).item()
         strangers.append(other * size if other.is_floating_point() else other)
     return torch.cat([*strangers[:place], tensor, *strangers[place:]])
+
+
+def _paged_among(
+    call: Call, name: str, rows: int, place: int, generator: torch.Generator
+) -> tuple[Storage, dict[str, torch.Tensor]]:
+    """Pages of the row's own contents among those of strangers, in storage where nothing else lies, and their rows."""
+    numbers, length = call.tensors[f"{name}_pages"], call.tensors[f"{name}_length"]
+    storage = {
+        part: _among(tensor[numbers[0]][None], rows, place, generator).flatten(0, 1)
+        for part, tensor in call.storage[name].items()
+    }
+    lengths = torch.randint(0, int(length) + 1, (rows,), generator=generator).to(length)
+    lengths[place] = length[0]
+    pages = torch.arange(rows * numbers.shape[1], device=numbers.device).to(numbers).view(rows, -1)
+    return storage, {f"{name}_pages": pages, f"{name}_length": lengths}
+
+
+def _pages_of(storage: Mapping[str, Storage], rows: int, place: int) -> dict[str, torch.Tensor]:
+    """The bytes of the pages in that place: what a row writes counts as much as what it returns."""
+    return {
+        f"{name}/{part}": tensor.chunk(rows)[place].contiguous().view(torch.uint8)
+        for name, pool in storage.items()
+        for part, tensor in pool.items()
+    }
 
 
 def rows_of(jobs: Sequence[Job]) -> int:

@@ -3,28 +3,49 @@
     save(job, "job.safetensors")
     job = restore(model, "job.safetensors")
 
-The file holds the request, the card's digest, the place in the program, the slots and the loop's state. States are
+The file holds the request, the card's digest, the place in the program, the slots, the loop's state and the contents
+of the pages it leases, with the versions of the weights they came of: under others they are no good. States are
 dataclasses of plain values and tensors; nothing is pickled. Deliberately absent: weights.
 """
 
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..errors import StateError
+from ..caches.lease import Lease
+from ..errors import CapacityError, StateError
 from ..files import replacing
+from ..loop import Page
 from ..request import Frames, from_json, to_json
 from .instance import Instance
 from .job import Job, Listener
 
-FORMAT = 2
+FORMAT = 3
 _TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
+
+
+@dataclass(frozen=True, slots=True)
+class _Leased:
+    """A lease as a file holds it: contents [pages, ...]."""
+
+    page: Page
+    versions: dict[str, int]
+    contents: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, lease: Lease) -> "_Leased":
+        return cls(lease.pool.page, lease.versions, dict(lease.export()))
+
+    def on(self, model: Instance) -> Lease:
+        lease = Lease(model.store.pools.get(model.binding.device, self.page), self.versions)
+        lease.fill(self.contents)
+        return lease
 
 
 def save(job: Job, path: str | Path) -> None:
@@ -41,6 +62,7 @@ def save(job: Job, path: str | Path) -> None:
         "stage": job.stage,
         "index": job.index,
         "slots": _pack(job.slots, "slots", tensors),
+        "leases": {name: _pack(_Leased.of(lease), f"leases/{name}", tensors) for name, lease in job.leases.items()},
         "state": None if job.state is None else _pack(job.state, "state", tensors),
     }
     for name, frames in pixels.items():
@@ -66,6 +88,8 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
         raise StateError(f"{path} belongs to another card", value=head.get("card"), choices=(model.card.digest,))
     try:
         job = _continued(model, head, tensors, listener)
+    except CapacityError:
+        raise  # it is a ValueError, too
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise StateError(f"{path} is damaged: it lacks what continues a job ({error!r})") from error
     _check_binding(job, path)
@@ -84,6 +108,8 @@ def _continued(
     device = model.binding.device
     moved = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith("pixels/")}
     job.slots = _unpack(head["slots"], dict[str, torch.Tensor], moved)
+    for name, packed in head["leases"].items():
+        job.leases[name] = _unpack(packed, _Leased, moved).on(model)
     if head["state"] is not None:
         job.state = _unpack(head["state"], job.stages[job.stage].loop.state_type, moved)
         job.status = "running"

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..caches.pool import Storage
 from ..loop import Key, Result, Tensors
 from ..request import Request
 from .execute import Call, eager
@@ -44,7 +45,8 @@ class Sizes:
 
 def outline(instance: Instance) -> Instance:
     """The same card with components that have shapes and no storage."""
-    return Instance(instance.card, instance.loops, Store(0), device="meta", locate=instance.locate)
+    store = Store(0, pool_bytes=instance.store.pools.limit)
+    return Instance(instance.card, instance.loops, store, device="meta", locate=instance.locate)
 
 
 def shape_of(request: Request) -> tuple[object, ...]:
@@ -62,7 +64,8 @@ def _sized(job: Job) -> Need:
         if call.key not in seen:
             seen[call.key] = _measured(job.model, call)
         tensors, took = seen[call.key]
-        held, peak = max(held, _bytes([job.slots, job.state])), max(peak, took)
+        leased = sum(lease.bytes for lease in job.leases.values())
+        held, peak = max(held, _bytes([job.slots, job.state]) + leased), max(peak, took)
         job.complete(call, Result(tensors, {name: [1.0] for name in call.step.reads}), 0.0)
     if job.error is not None:
         raise job.error
@@ -70,7 +73,7 @@ def _sized(job: Job) -> Need:
 
 
 def _measured(model: Instance, call: Call) -> tuple[Tensors, int]:
-    with _Live() as live, _FusedAttention():
+    with _Live(call.storage) as live, _FusedAttention():
         tensors = eager(model, call)
     return tensors, live.peak
 
@@ -98,12 +101,13 @@ def _bytes(values: Iterable[object]) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of storages that come to be while it is active, as they come and go."""
+    """Counts the bytes of storages that come to be while it is active, as they come and go. Pools were there before."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Mapping[str, Storage]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        tensors = [tensor for pool in pools.values() for tensor in pool.values()]
+        self._known = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def __torch_dispatch__(
         self,
