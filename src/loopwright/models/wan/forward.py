@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import patchify, unpatchify
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from ...backends.precision import torch_dtype
 from ...loops.common import finite
@@ -120,11 +121,19 @@ def encode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out
 
 def close_latents(parts: Parts, **chunks: torch.Tensor) -> Out:
     """All chunks -> the posterior's mode, normalised per channel, float32 [B, C, T, H, W]."""
-    vae: AutoencoderKLWan = parts["vae"]
-    mean = vae.quant_conv(torch.cat(list(chunks.values()), dim=2)).chunk(2, dim=1)[0].float()
-    shift, scale = _statistics(vae, mean)
-    out = (mean - shift) * scale
+    return _normalised(parts, _posterior(parts, chunks).chunk(2, dim=1)[0])
+
+
+def close_posterior(parts: Parts, **chunks: torch.Tensor) -> Out:
+    """All chunks -> the posterior's means and log-variances [B, 2C, T, H, W], in the autoencoder's dtype."""
+    out = _posterior(parts, chunks)
     return {"out": out, "finite": finite(out)}
+
+
+def draw_latents(parts: Parts, *, posterior: torch.Tensor, noise: torch.Tensor) -> Out:
+    """A draw from the posterior [B, 2C, T, H, W] by standard noise [B, C, T, H, W], normalised as `close_latents`."""
+    gaussian = DiagonalGaussianDistribution(posterior)
+    return _normalised(parts, gaussian.mean + gaussian.std * noise)
 
 
 def close_condition(parts: Parts, **chunks: torch.Tensor) -> Out:
@@ -156,6 +165,18 @@ def decode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out
     out = (out.clamp(-1.0, 1.0) * 0.5 + 0.5).clamp(0, 1).float()
     frames = (out * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
     return {"out": frames, "finite": flags, **kept}
+
+
+def _posterior(parts: Parts, chunks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    out: torch.Tensor = parts["vae"].quant_conv(torch.cat(list(chunks.values()), dim=2))  # type: ignore[operator]
+    return out
+
+
+def _normalised(parts: Parts, latents: torch.Tensor) -> Out:
+    latents = latents.float()
+    shift, scale = _statistics(parts["vae"], latents)  # type: ignore[arg-type]
+    out = (latents - shift) * scale
+    return {"out": out, "finite": finite(out)}
 
 
 def _statistics(vae: "AutoencoderKLWan", like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

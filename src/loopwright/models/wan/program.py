@@ -50,9 +50,11 @@ def loops(card: Card) -> Loops:
     all_loops = [
         Once("wan.text/v1", forward.encode_text, "text_encoder", tokenise, {"dtype": dtype}),
         Once("wan.image/v1", forward.encode_image, "image_encoder", clip_pixels, {"dtype": dtype}),
-        Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _given, unit=Unit.ENCODE),
+        Once("wan.pin_first_frame/v1", forward.pin_first_frame, "", _latents_of, unit=Unit.ENCODE),
         encoder("wan_vae.encode/v1", pixels, forward.close_latents),
         encoder("wan_vae.condition/v1", padded_pixels, forward.close_condition),
+        encoder("wan_vae.posterior/v1", _given_pixels, forward.close_posterior),
+        Once("wan_vae.draw/v1", forward.draw_latents, "vae", _latents_of, unit=Unit.ENCODE),
         Chunked(
             "wan_vae.decode/v1",
             "vae",
@@ -129,12 +131,16 @@ def pictures(media: Frames) -> list[Image.Image]:
     return [Image.fromarray(frame) for frame in np.frombuffer(media.data, np.uint8).reshape(media.shape)]
 
 
+def _given_pixels(request: Request, inputs: Tensors, env: Env) -> Opening:
+    return dict(inputs), {"frames": inputs["pixels"].shape[2]}
+
+
+def _latents_of(request: Request, inputs: Tensors, env: Env) -> Calls:
+    return {"latents": dict(inputs)}
+
+
 def _latents(request: Request, inputs: Tensors, env: Env) -> Opening:
     return {"latents": inputs["latents"]}, {}
-
-
-def _given(request: Request, inputs: Tensors, env: Env) -> Calls:
-    return {"latents": dict(inputs)}
 
 
 def _pixel_frames(start: Mapping[str, torch.Tensor], static: Mapping[str, Hashable]) -> int:
