@@ -256,6 +256,27 @@ def test_an_error_while_conditioning_is_copied_leaves_none_of_it_trusted(fake: F
         graphs(fake.model, call)
 
 
+def test_a_graph_writes_to_the_pool_it_was_captured_with_and_to_no_other(fake: Fake) -> None:
+    def writes(parts, *, total, pool, amount):
+        pool["pages"][:1].add_(total)
+        return {"total": pool["pages"][:1] * amount}
+
+    mine, eagerly, other = ({"pages": torch.zeros(2, 4)} for _ in range(3))
+    graphs = Graphs(StandIns(), after=2)
+    for value in range(5):
+        call, twin = (call_of(fake, torch.full((1, 4), float(value)), writes) for _ in range(2))
+        call.storage, twin.storage = {"pool": mine}, {"pool": eagerly}
+        graphs(fake.model, call)
+        eager(fake.model, twin)
+        if len(graphs) and not graphs.replays:
+            mine["pages"].copy_(eagerly["pages"])  # capturing ran the step again, which adding up is not made for
+    assert graphs.replays == 3 and torch.equal(mine["pages"], eagerly["pages"])
+    call.storage = {"pool": other}
+    with pytest.raises(BackendError, match=r"takes pool .*another pool"):
+        graphs(fake.model, call)
+    assert not other["pages"].any()
+
+
 def test_a_step_that_looks_at_a_value_runs_eagerly_and_is_named(fake: Fake) -> None:
     def looks(parts, *, total, amount):
         return {"total": total + total.sum().item()}

@@ -5,7 +5,8 @@
     tensors = step.replay(call)               # the caller's own; nothing of the graph leaves it
 
 What a call brings is copied in. Conditioning, which stays the same from step to step, is copied when another tensor
-than last time is lent, or when it has been written to. Nothing is cast: what a graph was not captured for is an error.
+than last time is lent, or when it has been written to. Pools stay where they are and the graph writes to them there.
+Nothing is cast: what a graph was not captured for is an error.
 """
 
 import weakref
@@ -29,7 +30,8 @@ class Captured:
         self._tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
         self._handles = {name: tuple(map(torch.clone, lent)) for name, lent in call.handles.items()}
         self._lent = {name: tuple(map(_Lent, lent)) for name, lent in call.handles.items()}
-        own = replace(call, tensors=self._tensors, handles=self._handles)  # all else stays where it is
+        self._storage = call.storage
+        own = replace(call, tensors=self._tensors, handles=self._handles)
         self._recording = capture.record(lambda: run(own))
 
     @property
@@ -41,6 +43,9 @@ class Captured:
         """The call's results. Raises BackendError for tensors that differ from the captured ones in more than value."""
         _same_names(self._tensors, call.tensors)
         _same_names(self._handles, call.handles)
+        for name, pool in call.storage.items():
+            if pool is not self._storage.get(name):
+                raise _mismatch(name, "another pool", "a pool")
         if not torch.is_grad_enabled():
             return self._replayed(call)
         with torch.no_grad():

@@ -29,7 +29,8 @@ from .job import detach
 from .ledger import Ledger, Need, gib
 from .prices import label
 
-UNITS = (Unit.DENOISE,)  # many small steps of one key; encoders and autoencoders run a few times a request
+# Many small steps of one key; encoders and autoencoders run a few times a request.
+UNITS = (Unit.DENOISE, Unit.TOKEN, Unit.CHUNK)
 LIMIT = 8 * 2**30
 _PATIENCE = 4  # how many times longer a step runs eagerly before it is captured again, after it had to leave
 
