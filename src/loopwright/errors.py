@@ -47,6 +47,11 @@ class DataError(LoopwrightError):
         super().__init__(f"{where}: {message}", value=value, choices=choices, remedy=remedy)
         self.where = where
 
+    @property
+    def problem(self) -> str:
+        """The line without its place."""
+        return str(self).removeprefix(f"{self.where}: ")
+
 
 class ModelError(LoopwrightError):
     """The model itself produced something unusable, such as NaN; names the step."""

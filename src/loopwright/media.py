@@ -47,7 +47,7 @@ _BROKEN = (
 )
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 _IMAGE_STARTS = (b"GIF8", b"RIFF", b"\x89PNG", b"\xff\xd8")
-_HIDES_FRAMES = ("vp8", "libvpx", "av1", "libdav1d", "libaom-av1")
+_HIDES_FRAMES = ("vp8", "libvpx")
 _USER_COMMENT = b"UNICODE\0"  # EXIF's marker for a UTF-16 comment
 _MAX_GIF_FPS = 50  # browsers slow anything faster down to ten frames a second
 
@@ -279,7 +279,7 @@ def _decoded(file: Path) -> Iterator[av.VideoFrame]:
 def _count(file: Path) -> int:
     """The frames that a decoder will show, without decoding: the packets that hold one and are not to be thrown away.
 
-    What a codec hides in packets of its own (VP8's and AV1's alternate references) only a decoder can tell.
+    VP8 keeps frames that are never shown in packets of their own, which only its decoder tells from the others.
     """
     with _opened(file) as (container, stream):
         if stream.codec_context.name in _HIDES_FRAMES:

@@ -1,11 +1,11 @@
-"""The command `loopwright`: generate, models, backends, verify.
+"""The command `loopwright`: generate, data, models, backends, verify.
 
     loopwright generate loopwright/tiny-wan --prompt "a fox moving left on a blue background" --seed 7
 
 Results go to stdout, everything else to stderr. Exit status: 0, 1 where `verify` found a claim that fails, 2 for input
-that cannot be served, in one line, and 130 when interrupted. With LOOPWRIGHT_DEBUG=1 errors say where they come from,
-and libraries what they like. Importing this package imports no torch, and asking for help neither: a command's
-libraries are imported when it runs.
+that cannot be served, in one line, and for a data set with problems, and 130 when interrupted. With LOOPWRIGHT_DEBUG=1
+errors say where they come from, and libraries what they like. Importing this package imports no torch, and asking for
+help neither: a command's libraries are imported when it runs.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import LoopwrightError, RequestError
-from . import backends, generate, models, verify
+from . import backends, data, generate, models, verify
 
 INVALID, INTERRUPTED, CUT_OFF = 2, 130, 141
-_COMMANDS = (generate, models, backends, verify)
+_COMMANDS = (generate, data, models, backends, verify)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from . import flags, report
 from .chatter import quiet
 from .flags import Flag
+from .geometry import SIZE
 from .outputs import LATENTS, STILL, VIDEO, rehearse
 from .plan import Plan, plan_of
 
@@ -47,9 +48,7 @@ FLAGS = (
     Flag("image", "for image to video", group="input", metavar="FILE"),
     Flag("video", "for video to video", group="input", metavar="FILE"),
     Flag("task", "such as text_to_video; told from the inputs if left out", group="input"),
-    Flag("height", "in pixels", int, "parameters", "N"),
-    Flag("width", "in pixels", int, "parameters", "N"),
-    Flag("num_frames", "1 makes an image", int, "parameters", "N"),
+    *SIZE,
     Flag("num_inference_steps", "steps of denoising", int, "parameters", "N"),
     Flag("guidance_scale", "how closely to follow the prompt", float, "parameters", "X"),
     Flag("guidance_scale_2", "the same for a second expert", float, "parameters", "X"),

@@ -12,14 +12,10 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from .fields import CAPTIONS, IMAGES, MEDIA, VIDEOS, kind_of, parse
 from .row import Row
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 METADATA = ("metadata.csv", "metadata.jsonl")
 FORMS = ("a .jsonl file", "a .csv file", "a folder of media with captions")
@@ -34,7 +30,7 @@ def read(path: str | Path) -> Sequence[Row]:
         (wrong if isinstance(entry, DataError) else rows).append(entry)  # type: ignore[arg-type]
     if len(wrong) > 1:
         remedy = f"and {len(wrong) - 1} more; loopwright data check {path} lists them all"
-        raise DataError(wrong[0].where, str(wrong[0]).removeprefix(f"{wrong[0].where}: "), remedy=remedy) from wrong[0]
+        raise DataError(wrong[0].where, wrong[0].problem, remedy=remedy) from wrong[0]
     if wrong:
         raise wrong[0]
     return rows
@@ -92,25 +88,25 @@ def _csv(file: Path) -> Entries:
         yield from unread
         return
     table = csv.reader((f"{text}\n" for _, text in lines if isinstance(text, str)), strict=True)
+    line = 1
     try:
-        yield from _records(file, table, next(table, []))
-    except csv.Error as error:
-        yield DataError(f"{file}:{table.line_num}", f"not CSV ({error})", remedy="put quotes around cells with commas")
-
-
-def _records(file: Path, table: "Reader", heads: list[str]) -> Entries:
-    wrong = list(_columns(file, heads))
-    if wrong:
+        heads = next(table, [])
+        wrong = list(_columns(file, heads))
         yield from wrong
-        return
-    line = table.line_num + 1
-    for cells in table:
-        if len(cells) > len(heads):
-            remedy = "put quotes around a caption with commas"
-            yield DataError(f"{file}:{line}", "more cells than columns", value=len(cells), choices=heads, remedy=remedy)
-        elif cells:
-            yield from parse({head: cell for head, cell in zip(heads, cells, strict=False) if cell}, file, line)
         line = table.line_num + 1
+        for cells in () if wrong else table:
+            yield from _record(file, line, heads, cells)
+            line = table.line_num + 1
+    except csv.Error as error:
+        yield DataError(f"{file}:{line}", f"not CSV ({error})", remedy="put quotes around cells with commas")
+
+
+def _record(file: Path, line: int, heads: list[str], cells: list[str]) -> Entries:
+    if len(cells) > len(heads):
+        remedy = "put quotes around a caption with commas"
+        yield DataError(f"{file}:{line}", "more cells than columns", value=len(cells), choices=heads, remedy=remedy)
+    elif cells:
+        yield from parse({head: cell for head, cell in zip(heads, cells, strict=False) if cell}, file, line)
 
 
 def _columns(file: Path, heads: list[str]) -> Iterator[DataError]:
