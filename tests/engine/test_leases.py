@@ -424,8 +424,14 @@ def test_idle_pages_are_nobodys_memory_and_leased_ones_their_requests():
 def test_calibration_measures_on_pages_of_its_own_and_gives_them_back():
     fake = served(Tokens())
     bystander, expected = pending(fake, 3)[0], run(fake.model, fake.request(3))
-    rows = choose_rows(fake.model, fake.request(1), Prices(), 2)
-    assert rows in (1, 2)
+    others, calls = leased(fake.model), []
+
+    def execute(model, call):
+        calls.append(call)
+        assert leased(model) > others
+        return eager(model, call)
+
+    assert choose_rows(fake.model, fake.request(1), Prices(), 2, execute) in (1, 2) and calls
     assert same(finished(bystander), expected) and leased(fake.model) == 0
 
 
