@@ -274,6 +274,8 @@ def steps_of(
 ) -> Iterator[Row]:
     ours = {name: Ours(context, shape, count, **options) for name, options in variants(context).items()}
     theirs = peers.sides(shape, count)
+    for name, side in ours.items():
+        side.settle_for_cudnn(name)
     runs = {name: side.run for name, side in (ours | theirs).items()}
     attention = context.attention(shape, count)
     say(f"  {shape.name} x {count}: {shape.tokens} tokens, attention {attention}, target {target or '-'} ms")
@@ -309,6 +311,16 @@ class Ours:
         self.scheduler.prices = Full()
         mode = "exact" if count == 1 else "throughput"
         self.choice = {"attention": context.attention(shape, count), "kernels": kernels, "mode": mode}
+
+    def settle_for_cudnn(self, name: str) -> None:
+        """What compiles blocks may not know how to trace an attention that comes in a package of its own."""
+        try:
+            self.run(1)
+        except Exception as error:
+            if self.choice["attention"] != "fa3":
+                return  # said when its turn comes
+            say(f"    {name}: cudnn instead of fa3 ({type(error).__name__}: {str(error).splitlines()[0]})")
+            self.choice["attention"] = "cudnn"
 
     def run(self, steps: int | None = None) -> list[Job]:
         requests = [self.request(index, steps or self.shape.steps) for index in range(self.count)]
