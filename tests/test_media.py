@@ -442,5 +442,5 @@ def test_a_contact_sheet_takes_one_image_and_does_not_shrink_large_frames():
 
 def test_media_needs_no_torch():
     code = "import sys, loopwright.media; sys.exit('torch' in sys.modules)"
-    path = os.pathsep.join([str(Path(media.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(media.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True)
