@@ -61,6 +61,11 @@ def test_an_image_takes_one_frame_of_the_nearest_aspect():
         assert nearest(row("image"), Extent(*extent), (WIDE, LONG, TALL)) == Geometry(*shape, 1)
 
 
+def test_a_photo_and_a_film_at_one_frame_share_their_shape():
+    (still,) = parse(["480x832x1"], frame_stride=4)
+    assert choose(row("video"), (still,)) == choose(row("image"), (still,)) == choose(row("image"), (LONG,))
+
+
 def test_of_equal_shapes_the_largest_that_enlarges_nothing_wins():
     shapes = parse(["32x32x1", "64x64x1", "128x128x1"])
     sizes = {size: nearest(row("image"), Extent(size, size, 1), shapes).height for size in (16, 32, 100, 128, 500)}

@@ -24,7 +24,7 @@ def choose(row: Row, allowed: Sequence[Geometry]) -> Geometry:
     Reads the size of the media and, of videos, their length, except where the one shape allowed decides already.
     """
     if len(allowed) == 1:
-        return _still(allowed[0]) if row.kind == "image" else allowed[0]
+        return _for(row, allowed)[0]
     return nearest(row, measure(row), allowed)
 
 
@@ -34,7 +34,7 @@ def nearest(row: Row, extent: media.Extent, allowed: Sequence[Geometry]) -> Geom
     Equal in aspect and length, the largest that needs no enlarging wins, or the smallest if all do.
     """
     assert allowed, "no buckets"
-    shapes = [_still(shape) for shape in allowed] if row.kind == "image" else list(allowed)
+    shapes = _for(row, allowed)
     closest = min(_distance(shape, extent) for shape in shapes)
     alike = [shape for shape in shapes if _distance(shape, extent) <= closest + 1e-9]
     filled = [shape for shape in alike if shape.span <= extent.frames]
@@ -55,9 +55,12 @@ def _distance(shape: Geometry, extent: media.Extent) -> float:
     return abs(math.log(shape.width * extent.height / (shape.height * extent.width)))
 
 
-def _still(shape: Geometry) -> Geometry:
-    """One frame; the stride, which then means nothing, is 1, so that equal shapes compare equal."""
-    return replace(shape, num_frames=1, frame_stride=1)
+def _for(row: Row, allowed: Sequence[Geometry]) -> list[Geometry]:
+    """The shapes as this row could have them. Of one frame the stride means nothing: 1, so that equals compare equal."""
+    return [
+        replace(shape, num_frames=1, frame_stride=1) if row.kind == "image" or shape.num_frames == 1 else shape
+        for shape in allowed
+    ]
 
 
 def _needs(frames: int) -> str:
