@@ -56,7 +56,7 @@ def _distance(shape: Geometry, extent: media.Extent) -> float:
 
 
 def _for(row: Row, allowed: Sequence[Geometry]) -> list[Geometry]:
-    """The shapes as this row could have them. Of one frame the stride means nothing: 1, so that equals compare equal."""
+    """The shapes as this row could have them; of one frame the stride means nothing, so it is 1 in all."""
     return [
         replace(shape, num_frames=1, frame_stride=1) if row.kind == "image" or shape.num_frames == 1 else shape
         for shape in allowed
