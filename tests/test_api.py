@@ -440,7 +440,7 @@ def test_a_request_that_fails_costs_no_other_its_result_and_is_told_of_at_the_en
     done = []
     with pytest.raises(RuntimeError, match="planned"):
         for result in model.run_all([replace(request, seed=seed) for seed in range(4)], listener=listen):
-            done.append(result.request.seed)  # noqa: PERF401
+            done.append(result.request.seed)
     assert sorted(done) == [0, 2, 3]
 
 
