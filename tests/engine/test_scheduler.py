@@ -163,6 +163,23 @@ def test_prices_decide_how_many_share_a_call(ask):
     assert scheduler.merger.rows == scheduler.merger.calls
 
 
+def test_a_step_that_waits_runs_under_the_key_of_the_weights_there_are_when_it_runs(ask):
+    fake, keys = Fake([Count(steps=3)]), []
+
+    def execute(model, call):
+        keys.append((call.rows, call.key[1]))
+        return eager(model, call)
+
+    scheduler = Scheduler(prices=Generous(), execute=execute)
+    jobs = [scheduler.submit(Job(fake.model, fake.request(seed, mode="throughput"))) for seed in range(2)]
+    scheduler.step()
+    fake.model.changed("transformer")
+    scheduler.run()
+    assert [job.status for job in jobs] == ["done", "done"]
+    versions = [version for _, ((_, version),) in keys]
+    assert versions[0] == 1 and set(versions[1:]) == {2} and sum(rows for rows, _ in keys) == 6
+
+
 # --- forecasts
 
 

@@ -138,6 +138,10 @@ class Scheduler:
         lead = self._lead()
         if lead is None:
             return self._make_room()
+        if _stale(lead):
+            self._withdraw(lead)
+            self._next(lead)
+            return True
         early = self._ahead_of(lead) if lead.shares and self._early else None
         if early is not None:
             self._push(lead)
@@ -408,6 +412,13 @@ class Scheduler:
         if self._ledger is not None:
             self._ledger.refund(job.id)
         job.wake = job.forecast = None
+
+
+def _stale(entry: Entry) -> bool:
+    """Whether weights have changed since the pending step was looked at: its key is of what is gone."""
+    assert entry.pending is not None and isinstance(entry.pending.key, tuple)
+    version = entry.job.model.version
+    return any(version(name) != known for name, known in entry.pending.key[1])
 
 
 def _manner(entry: Entry) -> tuple[int, str, int]:
