@@ -103,3 +103,9 @@ def test_labels_are_the_same_whatever_the_weights_version_and_differ_with_sizes(
     assert "denoise_step" in labels[0] and "0x" not in labels[0]
     versions = (*call.key[:1], tuple((name, version + 1) for name, version in call.key[1]), *call.key[2:])
     assert label(versions) == labels[-1]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning_and_no_result(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(RuntimeWarning, match="prices are not kept in"):
+        Prices(tmp_path / "file" / "prices.json").save()

@@ -146,6 +146,22 @@ def test_nobody_waits_for_more_than_may_fill_its_call(ask):
     scheduler.run()
 
 
+def test_patience_ends_however_many_join_and_queue_meanwhile(ask):
+    """Places fill up while the lead yields, and others that cannot fill them are many: it goes on all the same."""
+    instance, equal = ready(ask, range(6), mode="fixed", rows=8)
+    _, others = ready(ask, range(10, 70), mode="fixed", rows=8, height=48)
+    scheduler, before = Scheduler(), []
+    job = scheduler.submit(Job(instance, equal[0]))
+    for request in (*equal[1:], *others):
+        scheduler.submit(Job(instance, request, listener=lambda e: isinstance(e, Stepped) and before.append(e)))
+    while not job.index or job.stages[job.stage].stage.name != "denoise":
+        scheduler.step()
+    assert len(before) < 40
+    for entry in list(scheduler._entries.values()):
+        entry.job.cancel()
+    scheduler.run()
+
+
 def test_prices_decide_how_many_share_a_call(ask):
     """Once it is known that two rows cost more than twice one, nobody is merged any more."""
     instance, requests = ready(ask, range(6), num_inference_steps=6)

@@ -11,6 +11,7 @@ devices; what was never run has no price.
 
 import json
 import threading
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,15 +103,19 @@ class Prices:
         return self._chosen.get(label)
 
     def save(self) -> None:
-        """Write everything to `path`; does nothing without one."""
+        """Write everything to `path`; does nothing without one, and warns where that cannot be written."""
         if self.path is None:
             return
         with self._lock:
             rows = [[label, rows, price.seconds, price.count] for (label, rows), price in list(self._rows.items())]
             stages = [[*name, steps, price.seconds, price.count] for name, (steps, price) in self._stages.items()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({"rows": rows, "stages": stages, "chosen": self._chosen}), encoding="utf-8")
+        text = json.dumps({"rows": rows, "stages": stages, "chosen": self._chosen})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        except OSError as error:  # no result may be lost for what can be learnt again
+            warnings.warn(f"prices are not kept in {self.path}: {error}", RuntimeWarning, stacklevel=2)
 
     def _read(self, path: Path) -> None:
         try:

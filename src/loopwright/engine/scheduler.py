@@ -294,7 +294,7 @@ class Scheduler:
         free = self._limit(lead, group, self._rows) - len(group.waiting)
         mine = _manner(lead)
         others = [entry for entry in self._early.values() if _manner(entry) == mine] if free > 0 else []
-        if not others or lead.yielded == PATIENCE * free:
+        if not others or lead.yielded >= PATIENCE * free:
             lead.yielded = 0
             return None
         lead.yielded += 1
