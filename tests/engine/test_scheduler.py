@@ -292,11 +292,34 @@ def test_memory_that_no_request_holds_is_taken_back_before_a_request_waits_for_e
     job = scheduler.submit(Job(fake.model, fake.request()))
     scheduler.run()
     assert job.status == "done" and relieved == [True]
-    ledger.reserve("somebody", Need(5, 0))
+    ledger.reserve("graph:1", Need(5, 0))
     stuck = Scheduler(ledger=ledger, need=lambda job: Need(8, 2))
     job = stuck.submit(Job(fake.model, fake.request()))
     stuck.run()
     assert job.status == "failed" and isinstance(job.error, CapacityError)
+
+
+def test_memory_that_requests_of_another_scheduler_hold_is_waited_for():
+    ledger, fake = Ledger(10), Fake([Count()])
+    schedulers = [Scheduler(ledger=ledger, need=lambda job: Need(8, 2)) for _ in range(2)]
+    jobs = [scheduler.submit(Job(fake.model, fake.request(i))) for i, scheduler in enumerate(schedulers)]
+    schedulers[0].step()
+    waiting = threading.Thread(target=schedulers[1].run)
+    waiting.start()
+    schedulers[0].run()
+    waiting.join(timeout=30)
+    assert [job.status for job in jobs] == ["done", "done"] and ledger.reserved == 0
+
+
+def test_a_request_that_waits_to_be_fed_keeps_its_memory_and_fails_no_other():
+    ledger, receive, count = Ledger(10), Fake([Receive()]), Fake([Count()])
+    scheduler = Scheduler(ledger=ledger, need=lambda job: Need(8, 2))
+    jobs = [scheduler.submit(Job(fake.model, fake.request())) for fake in (receive, count)]
+    scheduler.run()
+    assert [job.status for job in jobs] == ["waiting", "queued"]
+    jobs[0].feed("in", None)
+    scheduler.run()
+    assert [job.status for job in jobs] == ["done", "done"]
 
 
 def test_rows_of_a_call_fit_beside_what_is_held(ask):

@@ -45,6 +45,11 @@ class Ledger:
         """Bytes that requests, and what serves them, have between them."""
         return self._capacity - sum(count() for count in list(self._aside.values()))
 
+    @property
+    def serving(self) -> bool:
+        """Whether requests hold anything; graphs, which can be dropped, are no requests."""
+        return any(not holder.startswith("graph:") for holder in list(self._needs))
+
     def set_aside(self, what: Hashable, count: int | Callable[[], int]) -> None:
         """Bytes that are no request's, such as weights: so many for good, or as many as `count` says at the time."""
         with self._lock:

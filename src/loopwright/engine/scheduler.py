@@ -30,6 +30,7 @@ from .prices import Prices, label
 from .sizes import shape_of
 
 PREPARING = (Unit.EMBED, Unit.ENCODE)
+_POLL = 0.005  # Seconds between two looks at memory that requests of another scheduler hold.
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
 
 
@@ -217,13 +218,19 @@ class Scheduler:
         return self._ledger.reserve(entry.job.id, entry.need)
 
     def _make_room(self) -> bool:
-        """Nobody runs, yet somebody waits for memory: what holds it is no request, and has to go."""
-        if not self._deferred:
+        """Nobody runs here, yet somebody waits for memory. Who holds it: one that waits to be fed, another scheduler's
+        request, which will give it back, or no request at all, and that has to go.
+        """
+        if not self._deferred or any(entry.begun is not None for entry in list(self._entries.values())):
             return False
-        if self._relief is None or not self._relief():
-            entry = heapq.heappop(self._deferred)[-1]
-            entry.job.fail(CapacityError("memory promised to no request is not given back"))
-            self._leave(entry)
+        if self._relief is not None and self._relief():
+            return True
+        if self._ledger is not None and self._ledger.serving:
+            time.sleep(_POLL)
+            return True
+        entry = heapq.heappop(self._deferred)[-1]
+        entry.job.fail(CapacityError("memory promised to no request is not given back"))
+        self._leave(entry)
         return True
 
     # --- whose step is next, and with whom
