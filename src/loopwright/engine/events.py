@@ -28,7 +28,8 @@ class Started:
 class Stepped:
     """Step `index` of `total` (counted from 1) of a stage is done and took `seconds` of host time.
 
-    `eta` is in how many seconds the job will be done, as far as the scheduler can tell: None where it cannot.
+    `eta` is in how many seconds the job will be done, as far as the scheduler can tell; None without one. Stages that
+    no such request has run before count nothing in it.
     """
 
     job: str

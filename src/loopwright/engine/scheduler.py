@@ -77,7 +77,7 @@ class Entry:
 
 
 class Scheduler:
-    """Driven by one thread; `submit`, `Job.cancel` and `Job.feed` from any.
+    """Driven by one thread; `submit` and `Job.cancel` from any, `Job.feed` while nothing drives it.
 
     `rows` bounds a call in `throughput` mode; `relief` gives memory back to the device and says whether it gave any.
     """
