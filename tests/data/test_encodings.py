@@ -64,6 +64,14 @@ def test_a_sample_is_what_the_encoders_make_rounded_as_the_family_says(index, cl
     assert torch.equal(sample["cond"], made["cond"].bfloat16()) and sample["cond"].shape == (512, 32)
 
 
+def test_the_empty_prompt_is_encoded_as_any_other_and_kept(clean, checkpoint, tmp_path, monkeypatch):
+    ours = encodings(tmp_path, checkpoint("t2v"))
+    made = encoders.encode_prompt(encoders.load_encoder(clean.card, "cpu"), "").bfloat16()
+    assert torch.equal(ours.prompt(""), made) and made.shape == (512, 32) and made[0].any()
+    monkeypatch.setattr(encoders, "load_encoder", lambda *given: pytest.fail("loaded"))
+    assert torch.equal(encodings(tmp_path, checkpoint("t2v")).prompt(""), made)
+
+
 def test_media_and_prompts_are_encoded_once_each(rows, checkpoint, tmp_path, monkeypatch):
     calls = {"encode_media": 0, "encode_prompt": 0, "load_encoder": 0}
     for name in calls:

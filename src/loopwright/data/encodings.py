@@ -100,6 +100,14 @@ class Encodings:
         stored = {kind: self._get(key, row)[0] for kind, key in self.keys(row).items()}
         return {**stored, COND: self._padded(stored[COND])}
 
+    def prompt(self, text: str) -> torch.Tensor:
+        """The embeddings [L, D] of a text that need not be a row's, such as the empty one that dropped captions become.
+
+        Zero past its last token. Raises DataError for embeddings that cannot be stored.
+        """
+        row = Row(text, Path(), "image", Path("prompt"), 0)
+        return self._padded(self._get(prompt_key(self._makers[COND], text), row)[0])
+
     def fill(self, rows: Sequence[Row], tell: Tell = lambda done, total: None) -> Filled:
         """Encode what the cache lacks. Rows that cannot be encoded are problems, and hinder no other."""
         filled, problems = Filled(), dict[int, DataError]()
