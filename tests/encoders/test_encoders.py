@@ -112,6 +112,39 @@ def test_embeddings_are_the_text_encoders_zero_past_the_prompt(prompt, encoder, 
     assert ours.shape == (512, 32) and torch.equal(ours[:length], hidden[:length]) and not ours[length:].any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("i2v", ("image_embeds", "condition")), ("ti2v", ("first_frame",)), ("a14b_i2v", ("condition",))],
+)
+def test_what_a_first_frame_becomes_is_what_serving_computes(kind, names, dtype, encoder, folder):
+    served = loopwright.load(folder(kind), device="cpu", dtype=dtype, store=Store(0))
+    request = served.request(
+        PROMPT, task="image_to_video", image=CLIP[0], height=32, width=64, num_frames=9, num_inference_steps=2
+    )
+    job = Job(served.instance, request)
+    while not set(names) <= set(job.slots):
+        job.step()
+        assert job.error is None
+    ours = encoder(kind)
+    assert encoders.of_first_frame(ours.card) == names
+    for name in names:
+        made = encoders.encode_first_frame(ours, name, CLIP[0], 9)
+        assert made.dtype == torch.float32
+        assert torch.equal(made.to(job.slots[name].dtype), job.slots[name][0])
+
+
+@pytest.mark.parametrize("kind", ["t2v", "a14b", TINY])
+def test_cards_that_make_no_videos_of_pictures_make_nothing_of_a_first_frame(kind, folder):
+    card = encoders.find(folder(kind))
+    assert encoders.of_first_frame(card) == () and set(encoders.outputs(card)) == {"latent", "cond"}
+
+
+def test_a_first_frame_of_a_size_that_no_video_has_is_refused(encoder):
+    with pytest.raises(RequestError, match="width must be a multiple of 16: 60; nearest: 48 or 64"):
+        encoders.encode_first_frame(encoder("i2v"), "condition", CLIP[0][:, :60], 9)
+
+
 def test_a_sample_is_both_and_repeats_with_its_generator(encoder):
     pixels = pixels_of(CLIP)
     first, again, other = (encoders.encode_sample(encoder(TINY), pixels, PROMPT, generator(seed)) for seed in (1, 1, 2))

@@ -7,7 +7,7 @@
 
 They call the very ops that serving runs, so training sees what serving computes. A family is a module of this package
 with the functions of `Family`; the card says which. Importing this package imports no torch. Deliberately absent:
-storage, which is `data.cache`'s, and any choice of a checkpoint.
+storage, which is `data.cache`'s, any choice of a checkpoint, and any geometry but the pixels' own.
 """
 
 import importlib
@@ -23,14 +23,16 @@ from ..errors import CardError, RequestError
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from ..media import Pixels
     from .encoder import Encoder
 
 FAMILIES = ("wan",)
+SAMPLE = LATENT, COND = ("latent", "cond")  # what every row has
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One of the two tensors of a sample, as far as it can be known before any weight is read.
+    """One of the tensors of a sample, as far as it can be known before any weight is read.
 
     Attributes:
         parts: the components that compute it, by their names on the card.
@@ -49,7 +51,7 @@ class Family(Protocol):
     """What a family's module offers. Tensors are float32, on the host, without a batch dimension."""
 
     def outputs(self, card: Card) -> Mapping[str, Output]:
-        """What the encoders make, by name: "latent" and "cond"."""
+        """What the encoders make, by name: "latent", "cond", and what a first frame becomes, as the forward has it."""
 
     def validate_args(self, card: Card, *, height: int, width: int, num_frames: int) -> None:
         """Raise RequestError where the encoders cannot take media of this size, in pixels and frames."""
@@ -62,6 +64,9 @@ class Family(Protocol):
 
     def encode_prompt(self, encoder: "Encoder", prompt: str) -> "Tensor":
         """A prompt -> its embeddings [L, D], zero past its last token."""
+
+    def encode_first_frame(self, encoder: "Encoder", name: str, picture: "Pixels", num_frames: int) -> "Tensor":
+        """A picture [H, W, 3] -> the output of that name for a video of so many frames that begins with it."""
 
 
 def find(checkpoint: str | Path, *, revision: str | None = None) -> Card:
@@ -84,8 +89,17 @@ def find(checkpoint: str | Path, *, revision: str | None = None) -> Card:
 
 
 def outputs(card: Card) -> Mapping[str, Output]:
-    """What the card's encoders make, by name: "latent" and "cond"."""
+    """What the card's encoders make, by name.
+
+    "latent", "cond", and where the card makes videos of pictures what a first frame becomes, by the names that the
+    generator's forward has for it.
+    """
     return _family(card).outputs(card)
+
+
+def of_first_frame(card: Card) -> tuple[str, ...]:
+    """The names of what a first frame becomes; none where the card makes no videos of pictures."""
+    return tuple(name for name in outputs(card) if name not in SAMPLE)
 
 
 def validate_args(card: Card, *, height: int, width: int, num_frames: int) -> None:
@@ -111,9 +125,17 @@ def encode_prompt(encoder: "Encoder", prompt: str) -> "Tensor":
     return _family(encoder.card).encode_prompt(encoder, prompt)
 
 
+def encode_first_frame(encoder: "Encoder", name: str, picture: "Pixels", num_frames: int) -> "Tensor":
+    """What a video's first frame becomes: the output `name` of `of_first_frame`, float32, as serving computes it.
+
+    `picture` is uint8 [H, W, 3], of the size that the video has. Raises RequestError for a size it cannot have.
+    """
+    return _family(encoder.card).encode_first_frame(encoder, name, picture, num_frames)
+
+
 def encode_sample(encoder: "Encoder", pixels: "Tensor", prompt: str, generator: "Generator") -> dict[str, "Tensor"]:
     """Both, as "latent" and "cond", on the host and not yet rounded to the precision they are stored in."""
-    return {"latent": encode_media(encoder, pixels, generator), "cond": encode_prompt(encoder, prompt)}
+    return {LATENT: encode_media(encoder, pixels, generator), COND: encode_prompt(encoder, prompt)}
 
 
 def _family(card: Card) -> Family:
