@@ -12,14 +12,17 @@ A target is a regular expression for the end of a module's name, from a dot on: 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from diffusers.loaders import PeftAdapterMixin
 
 from ...errors import WeightsError
 from .adapter import Adapter
 from .config import config_for
 from .keys import PREFIX
+
+if TYPE_CHECKING:
+    from diffusers.loaders import PeftAdapterMixin
 
 _NAME = "default"  # of the adapter in training, as peft calls it
 _ADAPTABLE = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
@@ -48,6 +51,7 @@ def inject(
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=exactly)  # type: ignore[arg-type]
     _mixin(module).add_adapter(config, _NAME)
     cast_adapter_dtype(module, _NAME)
+    module.train(module.training)  # new layers are in training whatever the module is in, and drop out
     assert _adapted(module) == names, "peft adapts what it is told"
     return names
 
@@ -108,7 +112,9 @@ def _load(module: torch.nn.Module, adapter: Adapter, name: str) -> None:
     _mixin(module).load_lora_adapter(matrices, **options)
 
 
-def _mixin(module: torch.nn.Module) -> PeftAdapterMixin:
+def _mixin(module: torch.nn.Module) -> "PeftAdapterMixin":
+    from diffusers.loaders import PeftAdapterMixin
+
     if not isinstance(module, PeftAdapterMixin):
         raise WeightsError("adapters are for models of diffusers", value=type(module).__name__)
     return module
