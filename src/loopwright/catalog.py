@@ -8,9 +8,10 @@ files only; weights come when a component is first used (`locate`).
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .card import Card, Component, derive, load_card
 from .errors import CardError, WeightsError
@@ -19,6 +20,10 @@ from .models.wan.card import read_json
 from .program import Loops
 from .weights import hub
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Velocity = Callable[..., "Tensor"]
 ZOO = Path(__file__).parent / "zoo"
 SHIPPED = {"loopwright/tiny-wan": ZOO / "tiny-wan"}
 FAMILIES = ("wan",)
@@ -33,6 +38,10 @@ class Family(Protocol):
     def loops(self, card: Card) -> Loops: ...
 
     def prepare(self, component: Component, part: object) -> None: ...
+
+    def velocity(self, card: Card) -> Velocity: ...
+
+    def bound(self, part: object, attention: str, kernels: str) -> AbstractContextManager[None]: ...
 
 
 def known() -> Iterator[Card]:
@@ -72,6 +81,19 @@ def preparation(card: Card) -> Callable[[Component, object], None]:
     return _family(card).prepare
 
 
+def velocity(card: Card) -> Velocity:
+    """The forward of the card's denoising step: (network, latents, timestep, text, ...) -> velocity.
+
+    Raises CardError for a family nobody here knows.
+    """
+    return _family(card).velocity(card)
+
+
+def binding(card: Card) -> Callable[[object, str, str], AbstractContextManager[None]]:
+    """What holds a choice of attention and kernels for a component over several calls, such as a backward pass."""
+    return _family(card).bound
+
+
 def _family(card: Card) -> Family:
     if card.family not in FAMILIES:
         raise CardError(f"card {card.name} is of an unknown family", value=card.family, choices=FAMILIES)
@@ -79,8 +101,11 @@ def _family(card: Card) -> Family:
     return family
 
 
-def locate(card: Card, component: Component) -> Path:
-    """The folder of a component's files; fetches them if they are on the hub."""
+def locate(card: Card, component: Component, *, weights: bool = True) -> Path:
+    """The folder of a component's files, its subfolder left out; fetches them if they are on the hub.
+
+    Without `weights` only its small files need be there.
+    """
     source = component.source
     if source == ".":
         return Path(card.home)
@@ -88,7 +113,8 @@ def locate(card: Card, component: Component) -> Path:
         return SHIPPED[source]
     if hub.is_local(source):
         return (Path(card.home) / source).resolve() if source.startswith(".") else Path(source).expanduser()
-    part = hub.fetch(source, revision=component.revision or None, subfolder=component.subfolder, weights=True).folder
+    revision, subfolder = component.revision or None, component.subfolder
+    part = hub.fetch(source, revision=revision, subfolder=subfolder, weights=weights).folder
     return part.parents[len(Path(component.subfolder).parts) - 1] if component.subfolder else part
 
 

@@ -1,15 +1,22 @@
 """Wan video models: text, image and video to video, on diffusers' classes.
 
 `describe(folder)` makes a card from a Diffusers folder without reading weights; `loops(card)` gives the loops that its
-stages name; `prepare` readies a component just loaded; `KNOWN` are the published checkpoints. Importing this package
-imports no torch.
+stages name; `prepare` readies a component just loaded; `velocity` and `bound` are for who runs the forward by itself;
+`KNOWN` are the published checkpoints. Importing this package imports no torch.
 """
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from ...card import Card, Component
 from ...program import Loops
 from .card import KNOWN, PIPELINES, describe
 
-__all__ = ["KNOWN", "PIPELINES", "describe", "loops", "prepare"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KNOWN", "PIPELINES", "bound", "describe", "loops", "prepare", "velocity"]
 
 
 def loops(card: Card) -> Loops:
@@ -24,3 +31,17 @@ def prepare(component: Component, part: object) -> None:
     from .install import install
 
     install(component, part)
+
+
+def velocity(card: Card) -> Callable[..., "Tensor"]:
+    """The forward that the card's denoising step runs. Imports torch."""
+    from .program import velocity as of
+
+    return of(card)
+
+
+def bound(part: object, attention: str, kernels: str) -> AbstractContextManager[None]:
+    """For a `with` block in which a transformer computes by this attention and these kernels. Imports torch."""
+    from .install import bound as hold
+
+    return hold(part, attention, kernels)  # type: ignore[arg-type]

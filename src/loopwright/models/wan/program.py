@@ -31,7 +31,7 @@ def loops(card: Card) -> Loops:
     """Semantics -> loop, for the stages of any Wan card."""
     check_settings(card)
     dtype = card.components[experts(card)[0]].dtype
-    velocity = forward.velocity_per_token if card.settings["per_token"] else forward.velocity
+    forward_of = velocity(card)
 
     def encoder(semantics: str, prepare: Prepare, closing: Op) -> Chunked:
         return Chunked(
@@ -66,11 +66,16 @@ def loops(card: Card) -> Loops:
             "frames",
             Unit.DECODE,
         ),
-        Denoise("euler", velocity, card.settings),
-        Denoise("unipc", velocity, card.settings),
+        Denoise("euler", forward_of, card.settings),
+        Denoise("unipc", forward_of, card.settings),
     ]
     # a table of loops of different states: the engine treats each state as its loop's own
     return {loop.semantics: cast(Loop[object], loop) for loop in all_loops}  # type: ignore[attr-defined]
+
+
+def velocity(card: Card) -> Callable[..., torch.Tensor]:
+    """The forward of the card's denoising step."""
+    return forward.velocity_per_token if card.settings["per_token"] else forward.velocity
 
 
 def tokenise(request: Request, inputs: Tensors, env: Env) -> Calls:

@@ -1,0 +1,103 @@
+"""Batches of a data set's encodings for one process of a group, in an order that resumes exactly.
+
+    feed = Feed(encodings, rows, order, group, parts=2)
+    for step in feed.steps(order.start(), epochs=10):
+        step.parts              # this process's batches: one for each accumulated part
+        step.rows               # how many rows count, over all processes and parts
+        step.after              # where to continue after it
+
+The next step is read from the disk while one is computed. Rows are encoded before (`prepare`), so none is here.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+
+from ..data.encodings import Encodings
+from ..data.filling import FOUND, Filled, Tell
+from ..data.order import Order, Position, share
+from ..data.row import Row
+from ..distributed.group import Group
+from ..errors import DataError
+from .methods import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one optimiser step is made of."""
+
+    parts: tuple[Batch, ...]
+    rows: int
+    after: Position
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The rows of a data set, as `order` has them. `parts` is how many batches a step is accumulated from, or fewer
+    where it has fewer rows."""
+
+    encodings: Encodings
+    rows: Sequence[Row]
+    order: Order
+    group: Group
+    parts: int = 1
+
+    def steps(self, position: Position, epochs: int) -> Iterator[Step]:
+        """Every step left of so many epochs. Raises StateError for a position in another order."""
+        walk = iter(self.order.walk(position, epochs=epochs))
+        with ThreadPoolExecutor(1) as reader:
+            pending = reader.submit(self._next, walk)
+            while (step := pending.result()) is not None:
+                pending = reader.submit(self._next, walk)
+                yield replace(step, parts=tuple(map(self._placed, step.parts)))
+
+    def _next(self, walk: Iterator[tuple[tuple[int, ...], Position]]) -> Step | None:
+        for batch, after in walk:
+            parts = min(self.parts, len(batch))
+            places = [tuple(range(part, len(batch), parts)) for part in range(parts)]
+            return Step(tuple(self._batch(batch, each) for each in places), len(batch), after)
+        return None
+
+    def _batch(self, batch: tuple[int, ...], places: tuple[int, ...]) -> Batch:
+        mine = share(places, self.group.rank, self.group.ranks)
+        rows = [batch[place] for place in mine.rows]
+        samples = [self.encodings.sample(self.rows[row]) for row in rows]
+        stacked = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+        return Batch(stacked, tuple(self.order.names[row] for row in rows), mine.rows, mine.real)
+
+    def _placed(self, batch: Batch) -> Batch:
+        return replace(batch, tensors={name: t.to(self.group.device) for name, t in batch.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What it took to have all encodings: entries that were not in the cache, over all processes, and the seconds."""
+
+    misses: int
+    seconds: float
+
+
+def prepare(encodings: Encodings, rows: Sequence[Row], group: Group, tell: Tell = lambda done, total: None) -> Prepared:
+    """Encode what the cache lacks, each process a part of the rows, and the empty prompt.
+
+    The encoders are loaded only where something is missing, and let go of with `encodings`. Raises DataError for a row
+    that cannot be encoded, in every process.
+    """
+    begun = perf_counter()
+    filled = encodings.fill(rows[group.rank :: group.ranks], tell)
+    if group.first:
+        encodings.prompt("")
+    counts = torch.tensor([_missed(filled), len(filled.problems)])
+    missed, wrong = map(int, group.total(counts))
+    if wrong:
+        first = filled.problems[0] if filled.problems else DataError("data.dataset", "another process met a bad row")
+        remedy = f"{wrong} in all; loopwright encode lists them"
+        raise DataError(first.where, first.problem, remedy=remedy)
+    return Prepared(missed, perf_counter() - begun)
+
+
+def _missed(filled: Filled) -> int:
+    return sum(number for (_, outcome), number in filled.count().items() if outcome != FOUND)

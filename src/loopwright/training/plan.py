@@ -1,0 +1,195 @@
+"""What a run will do, decided and checked before any weight is read or file written.
+
+    plan = make(run)
+    plan.run            # with every "auto" resolved
+    plan.steps          # optimiser steps in all
+    plan.roles          # the networks trained, by their names on the card
+
+Reads configurations and the data set: captions, sizes and content hashes of media. Nothing is loaded.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from .. import catalog
+from ..backends.device import pick, preferred_dtype, probe
+from ..backends.registry import ATTENTIONS, KERNELS, require
+from ..card import Card, experts
+from ..data.buckets import choose
+from ..data.cache import Cache
+from ..data.dataset import read
+from ..data.encodings import Encodings
+from ..data.geometry import parse
+from ..data.order import Order
+from ..data.row import Row
+from ..data.split import split
+from ..distributed.group import size
+from ..errors import BackendError, RequestError, StateError
+from ..program import resolve, validate
+from ..request import Request
+from .networks import adapt, outline
+from .run import Data, Run
+from .settings import plain
+
+RUN = "run.yaml"
+# What may differ between a run and its continuation: nothing that a step computed so far depends on.
+_FREE = ("output", "steps", "epochs", "device", "checkpoints", "evaluation", "previews", "sinks", "train_only")
+_PLOTS = "matplotlib"
+_SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run with everything it needs to know. `held` is None where no rows are held out."""
+
+    run: Run
+    card: Card
+    roles: tuple[str, ...]
+    rows: Sequence[Row]
+    order: Order
+    held_rows: Sequence[Row]
+    held: Order | None
+    steps: int
+    epochs: int
+    previews: tuple[Request, ...]
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return Path(self.run.output).expanduser()
+
+
+def make(run: Run) -> Plan:
+    """Check a run against this machine, its model's card, its encoders and its data; resolve what it leaves open.
+
+    Raises RequestError, CardError, WeightsError, BackendError, DataError or StateError, one line each.
+    """
+    device = pick(run.device)
+    run = _resolved(run, device)
+    card = catalog.find(run.model, revision=run.revision)
+    validate(card, catalog.loops(card))
+    roles = _roles(run, card)
+    _check_machine(run, card, device)
+    _check_adapters(run, card, roles)
+    _check_output(run)
+    previews = _previews(run, card)
+    encodings = encoded(run.data, device)
+    _check_encoders(card, encodings.card)
+    rows, held = split(read(run.data.dataset), run.data.held_out, run.seed)
+    order = _order(encodings, rows, run)
+    each = len(order.epoch(0))
+    epochs = run.epochs or -(-(run.steps or 0) // each)
+    steps = run.steps or epochs * each
+    after = _order(encodings, held, run) if held else None
+    return Plan(run, card, roles, rows, order, held, after, steps, epochs, previews)
+
+
+def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:
+    """The encodings of a run's data. Raises as `Encodings` does, before any weight is read."""
+    shapes = parse(data.geometry, data.frame_stride, data.crop)
+    checkpoint, revision = data.encoder_checkpoint, data.encoder_revision
+    return Encodings(
+        Cache(data.cache),
+        checkpoint,
+        shapes,
+        revision=revision,
+        first_frame=data.first_frame,
+        device=device,
+        say=say,
+    )
+
+
+def _resolved(run: Run, device: str) -> Run:
+    lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4)
+    precision = preferred_dtype(device) if run.precision == "auto" else run.precision
+    return replace(run, precision=precision, optimiser=replace(run.optimiser, lr=lr))  # type: ignore[arg-type]
+
+
+def _roles(run: Run, card: Card) -> tuple[str, ...]:
+    names = experts(card)
+    if unknown := [name for name in run.train if name not in names]:
+        raise RequestError("train names no network that generates", value=unknown[0], choices=names)
+    inputs = [program.inputs for program in card.programs.values()]
+    if run.data.first_frame and ("image",) not in inputs:
+        raise RequestError(f"data.first_frame: {card.name} takes no image", value=True, choices=card.programs)
+    if not run.data.first_frame and () not in inputs:
+        raise RequestError(f"data.first_frame: {card.name} needs an image", value=False, remedy="set it to true")
+    return tuple(name for name in names if not run.train or name in run.train)
+
+
+def _check_machine(run: Run, card: Card, device: str) -> None:
+    if run.precision not in card.recipe.precision:
+        raise RequestError(
+            f"precision: {card.name} does not run in it", value=run.precision, choices=card.recipe.precision
+        )
+    require(probe(device), run.precision, attention=run.attention)
+    if not KERNELS[run.attention].backward:
+        choices = [name for name in ATTENTIONS if KERNELS[name].backward]
+        raise BackendError("attention has no backward pass", value=run.attention, choices=choices)
+    if device.startswith("cuda:") and size() > 1:
+        raise RequestError("device names one of several", value=device, remedy="write cuda: each process takes its own")
+    for package in (_PLOTS, *(sink for sink in run.sinks if sink != "csv")):
+        if importlib.util.find_spec(package) is None:
+            what = "the summary's plots" if package == _PLOTS else f"sinks: {package}"
+            extra = "loopwright[train]" if package in (_PLOTS, "tensorboard") else package
+            raise BackendError(f"{what} cannot be had", value=package, remedy=f"pip install '{extra}'")
+
+
+def _check_adapters(run: Run, card: Card, roles: tuple[str, ...]) -> None:
+    """On shapes alone: an unmatched pattern is known before weights are read."""
+    if run.lora is not None:
+        for role in roles:
+            adapt(outline(card, role), run.lora, run.seed)
+
+
+def _check_output(run: Run) -> None:
+    """Raise StateError where the folder holds a run that this one does not continue."""
+    output = Path(run.output).expanduser()
+    if output.exists() and not output.is_dir():
+        raise RequestError("output is not a folder", value=run.output)
+    try:
+        before = yaml.safe_load((output / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StateError(f"{output / RUN} cannot be read ({error})", remedy="choose another output") from error
+    now = plain(run)
+    for name in [name for name in now if name not in _FREE]:
+        if not isinstance(before, dict) or before.get(name) != now[name]:
+            was = before.get(name) if isinstance(before, dict) else before
+            remedy = f"it was {was!r}: set it back to continue that run, or choose another output"
+            raise StateError(f"{output} holds a run with another {name}", value=now[name], remedy=remedy)
+
+
+def _previews(run: Run, card: Card) -> tuple[Request, ...]:
+    if run.previews is None:
+        return ()
+    given = {"seed": run.previews.seed, "attention": run.attention, **run.previews.parameters}
+    return tuple(
+        resolve(card, prompt=prompt, **given)  # type: ignore[arg-type]
+        for prompt in run.previews.prompts
+    )
+
+
+def _check_encoders(card: Card, encoder: Card) -> None:
+    for name in ("family", *_SAME):
+        ours = card.family if name == "family" else card.settings.get(name)
+        theirs = encoder.family if name == "family" else encoder.settings.get(name)
+        if ours != theirs:
+            raise RequestError(
+                f"data.encoder_checkpoint: its {name} is not the model's {ours!r}",
+                value=theirs,
+                remedy="name encoders of the model's own kind",
+            )
+
+
+def _order(encodings: Encodings, rows: Sequence[Row], run: Run) -> Order:
+    keys = [encodings.keys(row) for row in rows]
+    names = ["/".join(key.name for key in each.values()) for each in keys]
+    shapes = [(choose(row, encodings.allowed), *each) for row, each in zip(rows, keys, strict=True)]
+    return Order(names, shapes, run.batch_size, run.seed)

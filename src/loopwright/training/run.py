@@ -1,0 +1,246 @@
+"""The settings of a training run, typed and frozen; a YAML file or a few lines of Python.
+
+    model: loopwright/tiny-wan
+    output: out/fox
+    epochs: 10
+    data: {dataset: clips/rows.jsonl, encoder_checkpoint: loopwright/tiny-wan, cache: encoded}
+    lora: {rank: 16}
+
+    run = read("fox.yaml", ["optimiser.lr=3e-4"])
+    text(run)                                       # all of it, defaults included, as YAML that `read` takes
+
+What can be told from the settings alone is checked here; what needs the model's card, in `plan`. Deliberately absent:
+inheritance between files, and settings that nothing reads.
+"""
+
+import runpy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml  # type: ignore[import-untyped]
+
+from ..errors import RequestError
+from .methods.sft import Settings as Sft
+from .settings import Plain, build, change, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is trained on, and the encoders that make it, which are always named and never guessed from the model.
+
+    Attributes:
+        cache: the folder of encodings, as `loopwright encode` fills it.
+        geometry: shapes such as "480x832x81"; none means the encoders' own.
+        first_frame: each clip is given its own first frame, as training image-to-video does.
+        held_out: the share of clips that is never trained on.
+    """
+
+    dataset: str
+    encoder_checkpoint: str
+    cache: str
+    encoder_revision: str | None = None
+    geometry: tuple[str, ...] = ()
+    frame_stride: int = 1
+    crop: str = "center"
+    first_frame: bool = False
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("data.frame_stride", self.frame_stride, self.frame_stride >= 1, "at least 1")
+        _require("data.held_out", self.held_out, 0 <= self.held_out < 1, "at least 0 and below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank adapters instead of the weights themselves. `targets` are patterns of layer names."""
+
+    rank: int = 16
+    alpha: float | None = None
+    targets: tuple[str, ...] = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0",
+                                "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")  # fmt: skip
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("lora.rank", self.rank, self.rank >= 1, "at least 1")
+        _require("lora.alpha", self.alpha, self.alpha is None or self.alpha > 0, "above 0")
+        _require("lora.dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1")
+        _require("lora.targets", list(self.targets), bool(self.targets), "one pattern at least")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """AdamW. `lr` None is 1e-4 for adapters and 1e-5 for whole networks. `clip` is the largest norm of all gradients
+    together; None leaves them as they are, and logs the norm all the same."""
+
+    lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        _require("optimiser.lr", self.lr, self.lr is None or self.lr > 0, "above 0")
+        _require("optimiser.betas", list(self.betas), all(0 <= beta < 1 for beta in self.betas), "at least 0, below 1")
+        _require("optimiser.eps", self.eps, self.eps > 0, "above 0")
+        _require("optimiser.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        _require("optimiser.clip", self.clip, self.clip is None or self.clip > 0, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Of the learning rate: `warmup` steps up from 0, then constant, or down to `final` times the rate at the end."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("schedule.warmup", self.warmup, self.warmup >= 0, "at least 0")
+        _require("schedule.final", self.final, 0 <= self.final <= 1, "between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Written every so many steps and at the end; the last `keep` stay."""
+
+    every: int = 500
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _require("checkpoints.every", self.every, self.every >= 1, "at least 1")
+        _require("checkpoints.keep", self.keep, self.keep >= 1, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The loss of the rows held out, every so many steps, at `draws` noise levels a row, always the same."""
+
+    every: int = 500
+    draws: int = 4
+
+    def __post_init__(self) -> None:
+        _require("evaluation.every", self.every, self.every >= 1, "at least 1")
+        _require("evaluation.draws", self.draws, self.draws >= 1, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Previews:
+    """What the network generates every so many steps, through the engine; `parameters` are those of a request."""
+
+    prompts: tuple[str, ...]
+    every: int = 500
+    seed: int = 0
+    parameters: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require("previews.every", self.every, self.every >= 1, "at least 1")
+        _require("previews.prompts", list(self.prompts), bool(self.prompts), "one prompt at least")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run. Give `steps`, or `epochs`: every row is seen exactly so often.
+
+    Attributes:
+        model: a shipped id, a Diffusers folder or a hub name.
+        output: the folder for checkpoints, metrics and the result; a run found there is continued.
+        batch_size: rows a step, over all processes and all `accumulate` parts together.
+        train: the networks to train, by their names on the card; none means all that generate.
+        precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
+        ema: decay of the averaged weights; None keeps none.
+        train_only: no engine is started, whatever else is asked for; what needs one is refused.
+    """
+
+    model: str
+    output: str
+    data: Data
+    revision: str | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 1
+    accumulate: int = 1
+    seed: int = 0
+    train: tuple[str, ...] = ()
+    method: Literal["sft"] = "sft"
+    sft: Sft = field(default_factory=Sft)
+    lora: Lora | None = None
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    schedule: Schedule = field(default_factory=Schedule)
+    ema: float | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    gradient_checkpointing: bool = False
+    attention: str = "sdpa"
+    device: str = "auto"
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    evaluation: Evaluation | None = None
+    previews: Previews | None = None
+    sinks: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = ("csv", "tensorboard")
+    train_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 1, "at least 1")
+        if (self.steps is None) == (self.epochs is None):
+            given = "neither" if self.steps is None else "both"
+            raise RequestError("a run's length is given once", value=given, choices=("steps", "epochs"))
+        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        fits = 1 <= self.accumulate <= self.batch_size
+        _require("accumulate", self.accumulate, fits, f"between 1 and batch_size ({self.batch_size})")
+        _require("ema", self.ema, self.ema is None or 0 < self.ema < 1, "between 0 and 1")
+        self._agree()
+
+    def _agree(self) -> None:
+        """Raise RequestError for settings that contradict each other."""
+        if self.evaluation and not self.data.held_out:
+            raise RequestError("evaluation needs rows held out", value="data.held_out 0", remedy="set data.held_out")
+        if self.previews and self.train_only:
+            raise RequestError("previews need an engine", value="train_only", remedy="drop previews or train_only")
+        if len(set(self.sinks)) < len(self.sinks):
+            raise RequestError("sinks names one twice", value=list(self.sinks))
+
+
+def read(path: str | Path, overrides: Iterable[str] = ()) -> Run:
+    """A run from a .yaml, .json or .py file, with settings of it replaced by texts such as "optimiser.lr=3e-4".
+
+    A Python file leaves a `Run` in the variable `run`. Raises RequestError naming the file and what is wrong in it.
+    """
+    path = Path(path)
+    values = _from_python(path) if path.suffix == ".py" else _from_text(path)
+    for override in overrides:
+        values = change(values, override)
+    return build(Run, values)
+
+
+def text(run: Run) -> str:
+    """All of a run's settings as YAML."""
+    return str(yaml.safe_dump(plain(run), sort_keys=False, allow_unicode=True))
+
+
+def _from_text(path: Path) -> Plain:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))  # which JSON is, too
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"cannot read {path} ({reason})", remedy="give a run's YAML or Python file") from error
+    except yaml.YAMLError as error:
+        raise RequestError(f"{path} is not YAML ({error})", remedy="write lines such as batch_size: 8") from error
+    if not isinstance(values, dict):
+        raise RequestError(f"{path} holds no settings", value=values, remedy="write lines such as batch_size: 8")
+    return values
+
+
+def _from_python(path: Path) -> Plain:
+    if not path.is_file():
+        raise RequestError(f"cannot read {path} (no such file)", remedy="give a run's YAML or Python file")
+    run = runpy.run_path(str(path)).get("run")
+    if not isinstance(run, Run):
+        raise RequestError(f"{path} leaves no run", value=type(run).__name__, remedy="write run = Run(...)")
+    return plain(run)
+
+
+def _require(name: str, value: object, fits: bool, what: str) -> None:
+    if not fits:
+        raise RequestError(f"{name} must be {what}", value=value)

@@ -1,0 +1,171 @@
+"""A run from beginning to end in one process of its group: encodings, networks, steps, what it leaves.
+
+    outcome = train(read("runs/fox.yaml"))       # continues what lies in run.output
+    outcome.finished, outcome.step
+
+Started in several processes by torchrun or `distributed.launch`, all of them call this.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from .. import catalog
+from ..backends.device import pick
+from ..backends.precision import torch_dtype
+from ..distributed.group import Group, joined
+from ..files import replacing
+from ..request import KERNELS
+from . import export, networks
+from .checkpoint import Checkpoints
+from .feed import Feed, Prepared, prepare
+from .interrupt import asked
+from .methods import METHODS, Material
+from .plan import RUN, Plan, encoded, make
+from .run import Run, text
+from .sinks import Sink, opened
+from .trainer import Trainer
+
+
+class Display(Protocol):
+    """Who is told how a run goes."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line."""
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """So many steps are done, the last with these metrics."""
+
+    def encoding(self, done: int, total: int) -> None:
+        """So many rows have been looked up, or encoded."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def say(self, line: str) -> None: ...
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None: ...
+
+    def encoding(self, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether a run came to its end or was interrupted, and after which step; `result` is what it left."""
+
+    finished: bool
+    step: int
+    result: Path | None
+
+
+def train(run: Run, display: Display | None = None) -> Outcome:
+    """Train, or continue. Raises what `plan.make` does before anything is written, ModelError for a loss not finite."""
+    plan = make(run)
+    with joined(pick(run.device)) as group:
+        shown = display if display is not None and group.first else Silent()
+        return Session(plan, group, shown).run()
+
+
+class Session:
+    """The parts of a run, put together."""
+
+    def __init__(self, plan: Plan, group: Group, display: Display) -> None:
+        self.plan, self._group, self._display = plan, group, display
+
+    def run(self) -> Outcome:
+        """All of it."""
+        plan, group = self.plan, self._group
+        if group.first:
+            with replacing(plan.output / RUN) as temporary:
+                temporary.write_text(text(plan.run), encoding="utf-8")
+        prepared = self._encode()
+        trainer = self._trainer()
+        if trainer.resume(self._display.say):
+            self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
+        sinks = opened(plan.run, plan.output, trainer.step) if group.first else []
+        try:
+            finished = self._steps(trainer, sinks, prepared)
+        finally:
+            for sink in sinks:
+                sink.close()
+        return Outcome(finished, trainer.step, self._leave(trainer) if finished else None)
+
+    def _encode(self) -> Prepared:
+        """With encodings of their own, so that the encoders are gone from the device before training begins."""
+        with encoded(self.plan.run.data, str(self._group.device), self._display.say) as encodings:
+            return prepare(encodings, [*self.plan.rows, *self.plan.held_rows], self._group, self._display.encoding)
+
+    def _trainer(self) -> Trainer:
+        plan, group, run = self.plan, self._group, self.plan.run
+        encodings = encoded(run.data, str(group.device), self._display.say)
+        loaded = networks.load(plan.card, plan.roles, run, group)
+        blank = encodings.prompt("").to(group.device)
+        material = Material(
+            plan.card, catalog.velocity(plan.card), plan.roles, torch_dtype(run.precision), run.attention, blank
+        )
+        held = Feed(encodings, plan.held_rows, plan.held, group) if plan.held is not None else None
+        return Trainer(
+            run,
+            group,
+            loaded,
+            METHODS[run.method](run, material),
+            Feed(encodings, plan.rows, plan.order, group, run.accumulate),
+            steps=plan.steps,
+            epochs=plan.epochs,
+            hold=_holding(plan),
+            checkpoints=Checkpoints(plan.output / "checkpoints", run.checkpoints.keep, group),
+            held=held,
+        )
+
+    def _steps(self, trainer: Trainer, sinks: list[Sink], prepared: Prepared) -> bool:
+        """Whether the end was reached."""
+        extra: dict[str, float] = {"cache_misses": prepared.misses, "encode_seconds": prepared.seconds}
+        with asked() as stop:
+            for metrics in trainer.train():
+                measured = {**metrics, **extra, **self._due(trainer)}
+                extra = {}
+                for sink in sinks:
+                    sink.write(trainer.step, measured)
+                self._display.step(trainer.step, trainer.steps, measured)
+                stopped = self._group.any(stop())
+                last = trainer.step >= trainer.steps
+                if last or stopped or trainer.step % self.plan.run.checkpoints.every == 0:
+                    trainer.save()
+                if stopped and not last:
+                    return False
+        return True
+
+    def _due(self, trainer: Trainer) -> dict[str, float]:
+        """What is measured only now and then."""
+        evaluation = self.plan.run.evaluation
+        if evaluation and (trainer.step % evaluation.every == 0 or trainer.step == trainer.steps):
+            return trainer.evaluate()
+        return {}
+
+    def _leave(self, trainer: Trainer) -> Path:
+        """The trained weights, and the averaged ones beside them."""
+        result = self._export(trainer, "")
+        if trainer.average is not None:
+            with trainer.averaged():
+                self._export(trainer, "-ema")
+        return result
+
+    def _export(self, trainer: Trainer, suffix: str) -> Path:
+        lora = self.plan.run.lora
+        path = self.plan.output / f"{'model' if lora is None else 'lora'}{suffix}"
+        if lora is None:
+            export.whole_model(self.plan, trainer.networks, self._group, path)
+        else:
+            export.adapters(trainer.networks, self._group, path, alpha=lora.alpha or lora.rank)
+        return path
+
+
+def _holding(plan: Plan) -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """A network's choice of kernels, held: recomputation in the backward pass then takes the same."""
+    bound = catalog.binding(plan.card)
+    return lambda network: bound(network, plan.run.attention, KERNELS)

@@ -1,0 +1,109 @@
+"""Where metrics go: a CSV file, TensorBoard, trackio, wandb.
+
+    sinks = opened(run, output, step=0)
+    for sink in sinks: sink.write(1, {"loss": 0.3})
+
+A run that is continued goes on in the same places: what was written after the step it continues from is taken back.
+"""
+
+import csv
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..files import replacing
+from .run import Run
+from .settings import plain
+
+METRICS = "metrics.csv"
+
+
+class Sink(Protocol):
+    """Takes the metrics of steps, counted from 1."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def opened(run: Run, output: Path, step: int) -> list[Sink]:
+    """The sinks of a run of which so many steps are done."""
+    return [_opened(name, run, output, step) for name in run.sinks]
+
+
+def _opened(name: str, run: Run, output: Path, step: int) -> "Sink":
+    if name == "csv":
+        return Csv(output / METRICS, step)
+    return TensorBoard(output, step) if name == "tensorboard" else Tracker(name, run, output)
+
+
+def table(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics file, without the cells that are empty."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+class Csv:
+    """A line a step. A name that comes up later becomes a column of its own."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path = path
+        kept = [row for row in table(path) if row["step"] <= step] if path.exists() else []
+        self._columns = list(dict.fromkeys(["step", *(name for row in kept for name in row)]))
+        self._rewrite(kept)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        row = {"step": step, **metrics}
+        if new := [name for name in row if name not in self._columns]:
+            before = table(self._path)
+            self._columns += new
+            self._rewrite(before)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            file.write(_lines(self._columns, [row]))
+
+    def close(self) -> None: ...
+
+    def _rewrite(self, rows: Sequence[Mapping[str, float]]) -> None:
+        head = ",".join(self._columns) + "\n"
+        with replacing(self._path) as temporary:
+            temporary.write_text(head + _lines(self._columns, rows), encoding="utf-8")
+
+
+class TensorBoard:
+    """Event files in `tensorboard/`."""
+
+    def __init__(self, output: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Tracker:
+    """trackio or wandb, which share an interface."""
+
+    def __init__(self, package: str, run: Run, output: Path) -> None:
+        self._module = importlib.import_module(package)
+        self._module.init(project="loopwright", name=output.name, config=plain(run), resume="allow")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._module.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, float]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    for row in rows:
+        writer.writerow({**row, "step": int(row["step"])})
+    return text.getvalue()
