@@ -8,6 +8,7 @@ Sections, each of which writes DIR/NAME.json and prints its rows as they come:
     ceilings   matrix product, copy, attention of each kind: what this card gives
     graphs     captured and compiled steps against eager ones, bit for bit or by error; what could not be captured
     steps      a request's step, per shape and requests at once, against diffusers eager and compiled
+    profile    where the device's time goes in those steps
     endtoend   encode, 20 guided steps, decode
     kernels    each kernel against its plain twin: time and error
     memory     200 mixed requests, some cancelled or failing, leave allocated bytes where they were
@@ -23,6 +24,7 @@ About 20 minutes in all on one H200; `--shapes` and `--sections` split that.
 import argparse
 import gc
 import importlib.util
+import itertools
 import json
 import sys
 import time
@@ -86,11 +88,12 @@ class Shape:
 
 SHAPES = (
     Shape("256", 256, 256, 1, 20, {1: 5.0, 8: None, 32: 2.0}),
-    Shape("512", 512, 512, 1, 10, {1: None, 8: 6.5, 32: None}),
-    Shape("1024", 1024, 1024, 1, 6, {1: 29.0, 8: 29.0}),
+    Shape("512", 512, 512, 1, 10, {1: None, 8: 6.5}),
+    Shape("1024", 1024, 1024, 1, 6, {1: 29.0}),
     Shape("480p81", 480, 832, 81, 3, {1: 490.0}),
 )
 SMALL = (Shape("32", 32, 32, 1, 2, {1: None, 3: None}), Shape("32x5", 32, 32, 5, 2, {1: None}))
+END_TO_END = {"256": (1, 8, 32), "512": (1, 8)}  # requests at once
 DIFFUSERS = {"480p81": 520.0}  # ms of the best peer measured before
 
 
@@ -158,12 +161,14 @@ class Context:
                 say(f"    {name} cannot run: {type(error).__name__}: {str(error).splitlines()[0]}")
                 if self.arguments.debug:
                     traceback.print_exc()
-        few = self.arguments.tiny
-        return timing.interleaved(able, device=self.device, warm=1 if few else 2, rounds=2 if few else 7)
+        return timing.interleaved(able, device=self.device, **self.few() | {"warm": 1 if self.arguments.tiny else 2})
 
     def small(self, run: Callable[[], object]) -> timing.Figure:
-        few = self.arguments.tiny
-        return timing.small(run, self.device, warm=1 if few else 3, rounds=2 if few else 7)
+        return timing.small(run, self.device, **self.few())
+
+    def few(self) -> dict[str, int]:
+        """How often to run: by the protocol, or only to see that it does."""
+        return {"warm": 1, "rounds": 2} if self.arguments.tiny else {"warm": 3, "rounds": 7}
 
 
 class Full(Prices):
@@ -190,7 +195,7 @@ def attentions(context: Context, shape: Shape, rows: int) -> Iterator[tuple[str,
     for name in registry.ATTENTIONS:
         if name != "math" and not why_not(KERNELS[name], probe(context.device), context.dtype):
             attend = registry.load(name)
-            yield name, context.small(lambda attend=attend: attend(q, k, v))
+            yield name, timing.recorded(lambda attend=attend: attend(q, k, v), context.device, **context.few())
 
 
 def ceilings(context: Context) -> Iterator[Row]:
@@ -420,11 +425,68 @@ def pipeline(context: Context, dtype: torch.dtype) -> WanPipeline:
     return pipe
 
 
+# --- where the time goes
+
+
+def profile(context: Context) -> Iterator[Row]:
+    """Device time by kind of kernel, and how long the device waits, in the steps that have a target."""
+    peers = Peers(context)
+    for shape in context.shapes:
+        for count, target in shape.at_once.items():
+            if target is None:
+                continue
+            ours = {name: Ours(context, shape, count, **options) for name, options in variants(context).items()}
+            for name, side in ours.items():
+                side.settle_for_cudnn(name)
+            sides = ours | peers.sides(shape, count)
+            for name, side in [
+                (name, side) for name, side in sides.items() if "eager" not in name and name != "graphs"
+            ]:
+                for _ in range(2):
+                    side.run()
+                yield {"shape": shape.name, "at_once": count, "side": name, **spent(side.run, shape.steps * count)}
+
+
+def spent(run: Callable[[], object], each: int) -> Row:
+    """Milliseconds an item: of wall time, of kernels in all and of each kind; `waits` is the share without a kernel."""
+    from torch.profiler import ProfilerActivity
+
+    if not torch.cuda.is_available():
+        run()
+        return {}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as seen:
+        begun = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - begun
+    kinds: dict[str, float] = {}
+    for event in seen.key_averages():
+        kind = kind_of(event.key)
+        kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e3 / each
+    busy = sum(kinds.values())
+    return {"wall": wall * 1e3 / each, "busy": busy, "waits": max(0.0, 1 - busy / (wall * 1e3 / each)),
+            "kinds": {name: round(kinds[name], 4) for name in sorted(kinds, key=kinds.__getitem__)[::-1]}}  # fmt: skip
+
+
+def kind_of(kernel: str) -> str:
+    words = {
+        "compiled": ("triton_",),  # first, for their names tell what they were made from
+        "attention": ("flash", "fmha", "sdpa", "attention"),
+        "matrix products": ("gemm", "cutlass", "nvjet", "xmma"),
+        "copies": ("memcpy", "Memcpy", "memset", "Memset", "copy", "Cat"),
+    }
+    return next((kind for kind, parts in words.items() if any(part in kernel for part in parts)), "others")
+
+
 # --- end to end
 
 
 def endtoend(context: Context) -> Iterator[Row]:
-    """Nothing is remembered between requests; guidance takes two forwards a step."""
+    """Prompts are others in every run; guidance takes two forwards a step. The negative prompt, which is empty, is
+    remembered, as it is by default.
+    """
+    context.store, drawn = Store(), itertools.count()
     base = context.folder
     if context.arguments.encoder == "xxl":
         say("  writing the published text encoder")
@@ -433,8 +495,8 @@ def endtoend(context: Context) -> Iterator[Row]:
     pipe = pipeline(context, getattr(torch, context.dtype))
     if context.arguments.compile:
         pipe.transformer.compile_repeated_blocks(dynamic=False)
-    for shape in context.shapes[:2]:
-        for count in (1, 8, 32) if context.cuda else (1, 2):
+    for shape in (shape for shape in context.shapes if not context.cuda or shape.name in END_TO_END):
+        for count in END_TO_END[shape.name] if context.cuda else (1, 2):
             model = context.model(compile=context.arguments.compile)
             scheduler = model.scheduler(rows=count)
             scheduler.prices = Full()
@@ -447,7 +509,7 @@ def endtoend(context: Context) -> Iterator[Row]:
             ) -> None:  # fmt: skip
                 mode = "exact" if count == 1 else "throughput"
                 given = shape.given(num_inference_steps=number, guidance_scale=5.0, mode=mode, attention=attention)
-                requests = [model.request(PROMPT.format(index), seed=index, **given) for index in range(count)]
+                requests = [model.request(PROMPT.format(next(drawn)), seed=index, **given) for index in range(count)]
                 jobs = [scheduler.submit(Job(model.instance, request)) for request in requests]
                 scheduler.run()
                 for job in jobs:
@@ -456,7 +518,7 @@ def endtoend(context: Context) -> Iterator[Row]:
             def theirs(shape: Shape = shape, count: int = count, backend: str = backend) -> None:
                 pipe.transformer.set_attention_backend(backend)
                 generators = [torch.Generator("cpu").manual_seed(index) for index in range(count)]
-                prompts = [PROMPT.format(index) for index in range(count)]
+                prompts = [PROMPT.format(next(drawn)) for _ in range(count)]
                 pipe(prompts, num_inference_steps=number, guidance_scale=5.0, generator=generators, **shape.given())
 
             compiled = ", compiled" if context.arguments.compile else ""
@@ -710,12 +772,13 @@ def limited(context: Context, count: int | None) -> None:
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(context.device).total_memory
+    device = torch.cuda.current_device()
+    total = torch.cuda.get_device_properties(device).total_memory
     if count is None:
-        torch.cuda.set_per_process_memory_fraction(1.0, context.device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     row = count - torch.cuda.memory_allocated()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (count + row // 2) / total), context.device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (count + row // 2) / total), device)
 
 
 def begin_peak(context: Context) -> None:
@@ -737,24 +800,30 @@ def peak(context: Context) -> int:
 def placement(context: Context) -> Iterator[Row]:
     shape, results = context.shapes[min(1, len(context.shapes) - 1)], {}
     for kind in ("high", "low"):
-        context.forget()
-        begin_peak(context)
-        model = context.model(memory=kind, graphs="never", store=Store(0))
-        given = shape.given(num_inference_steps=4, guidance_scale=5.0, seed=3)
-        result = model.run(model.request(PROMPT.format(3), **given))
-        begun = time.perf_counter()
-        model.run(model.request(PROMPT.format(4), **given))
-        results[kind] = result
-        most = torch.cuda.max_memory_allocated() if context.cuda else 0
-        yield {"memory": kind, "peak_bytes": most, "seconds_second_request": time.perf_counter() - begun,
-               "same_as_high": torch.equal(result.latents.cpu(), results["high"].latents.cpu())
-               and (result.video == results["high"].video).all().item()}  # fmt: skip
+        results[kind], most, seconds = placed(context, shape, kind)
+        yield {"memory": kind, "peak_bytes": most, "seconds_second_request": seconds,
+               "same_as_high": torch.equal(results[kind].latents, results["high"].latents)
+               and (results[kind].video == results["high"].video).all().item()}  # fmt: skip
+
+
+def placed(context: Context, shape: Shape, memory: str) -> tuple[loopwright.api.Result, int, float]:
+    """The result, on the host; the most bytes there were; the seconds of a second request. Leaves nothing behind."""
+    context.forget()
+    begin_peak(context)
+    model = context.model(memory=memory, graphs="never", store=Store(0))
+    given = shape.given(num_inference_steps=4, guidance_scale=5.0, seed=3)
+    result = model.run(model.request(PROMPT.format(3), **given))
+    begun = time.perf_counter()
+    model.run(model.request(PROMPT.format(4), **given))
+    most = torch.cuda.max_memory_allocated() if context.cuda else 0
+    return replace(result, latents=result.latents.cpu()), most, time.perf_counter() - begun
 
 
 SECTIONS: dict[str, Callable[[Context], Iterator[Row]]] = {
     "ceilings": ceilings,
     "graphs": graphs,
     "steps": steps,
+    "profile": profile,
     "endtoend": endtoend,
     "kernels": kernels,
     "memory": memory,

@@ -70,6 +70,24 @@ def small(run: Run, device: str, *, warm: int, rounds: int) -> Figure:
     return Figure(tuple(value / many for value in figure.seconds))
 
 
+def recorded(run: Run, device: str, *, warm: int, rounds: int) -> Figure:
+    """Of a run's kernels alone, replayed as a graph: without what the host takes to launch them."""
+    if not device.startswith("cuda"):
+        return small(run, device, warm=warm, rounds=rounds)
+    many = 20
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(many):
+            run()
+    figure = interleaved({"": graph.replay}, device=device, warm=warm, rounds=rounds)[""]
+    return Figure(tuple(value / many for value in figure.seconds))
+
+
 def gemm(device: str, size: int) -> float:
     """FLOP/s of a square bfloat16 product on random values."""
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))

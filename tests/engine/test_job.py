@@ -1,6 +1,7 @@
 """A job tells what happens, in order; ends for itself alone; and holds nothing once it has ended."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +12,13 @@ import torch
 import loopwright
 from fakes import Boom, Count, Fake, Receive
 from loopwright.engine.events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
+from loopwright.engine.execute import Call, eager
 from loopwright.engine.instance import Instance
 from loopwright.engine.job import Job
 from loopwright.engine.runner import Interleaved, Serial
+from loopwright.engine.scheduler import Scheduler
 from loopwright.errors import ModelError, StateError
-from loopwright.loop import Key, Result, Step, Unit
+from loopwright.loop import Key, Result, Step, Tensors, Unit
 from loopwright.request import Request
 from support import finished, run, same, tensors_in
 
@@ -249,7 +252,7 @@ def test_an_error_anywhere_in_a_loop_ends_its_job_alone(method: str) -> None:
     assert jobs[0].slots == {} and jobs[0].state is None
 
 
-@pytest.mark.parametrize("when", [Started, Stepped, Artifact, Done])
+@pytest.mark.parametrize("when", [Started, Stepped, Artifact])
 def test_a_listener_that_fails_ends_its_job_alone(when: type[Event]) -> None:
     """Such as one whose client has gone away."""
     fake = Fake([Count(emits=True)])
@@ -263,6 +266,52 @@ def test_a_listener_that_fails_ends_its_job_alone(when: type[Event]) -> None:
     runner.run()
     assert [job.status for job in jobs] == ["failed", "done"]
     assert isinstance(jobs[0].error, Boom) and jobs[0].slots == {} and jobs[0].state is None
+
+
+@pytest.mark.parametrize(("end", "event"), [("done", Done), ("failed", Failed), ("cancelled", Cancelled)])
+def test_a_listener_that_fails_at_the_end_changes_nothing_of_it(end: str, event: type[Event]) -> None:
+    """The result is kept, the others run on, and the listener's error is told."""
+    fake, bad = Fake([Count()]), Fake([Count()])
+
+    def listener(heard: Event) -> None:
+        if isinstance(heard, event):
+            raise Boom("the client is gone")
+
+    def execute(model: Instance, call: Call) -> Tensors:
+        if model is bad.model:
+            raise Boom("the op fails")
+        return eager(model, call)
+
+    scheduler = Scheduler(execute=execute)
+    first = bad if end == "failed" else fake
+    jobs = [scheduler.submit(Job(first.model, first.request(), listener=listener)),
+            scheduler.submit(Job(fake.model, fake.request()))]  # fmt: skip
+    if end == "cancelled":
+        jobs[0].cancel()
+    with pytest.warns(RuntimeWarning, match=f"which is {end}, raised Boom: the client is gone"):
+        scheduler.run()
+    assert [job.status for job in jobs] == [end, "done"] and len(scheduler) == 0
+
+
+def test_items_fed_from_another_thread_are_each_counted_once() -> None:
+    """While the driver takes results and looks at what is next."""
+    fake, number = Fake([Receive()]), 300
+    scheduler = Scheduler()
+    job = scheduler.submit(Job(fake.model, fake.request()))
+    scheduler.step()
+
+    def feed() -> None:
+        for index in range(number):
+            job.feed("in", {"amount": torch.tensor(float(index))})
+        job.feed("in", None)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    while not job.ended:
+        scheduler.step()
+    thread.join()
+    assert job.status == "done" and job.output is not None
+    assert job.output["latents"][0, 0].item() == sum(range(number))
 
 
 class Log:

@@ -4,7 +4,6 @@ import pytest
 
 from loopwright.engine.job import Job
 from loopwright.engine.prices import SETTLED, Prices, bucket, label
-from loopwright.errors import StateError
 from loopwright.loop import Unit
 
 
@@ -84,11 +83,14 @@ def test_prices_are_kept_and_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [[1]], "stages": []}'])
-def test_a_damaged_file_of_prices_says_so(tmp_path, text):
+def test_a_damaged_file_of_prices_is_told_and_learnt_again(tmp_path, text):
     path = tmp_path / "prices.json"
     path.write_text(text)
-    with pytest.raises(StateError, match=r"prices.json holds no prices .*; delete it: they are learnt again"):
-        Prices(path)
+    with pytest.warns(RuntimeWarning, match=r"prices.json holds no prices .*: they are learnt again"):
+        prices = Prices(path)
+    prices.learn("step", 1, 2.0)
+    prices.save()
+    assert Prices(path).seconds("step", 1) == 2.0
 
 
 def test_labels_are_the_same_whatever_the_weights_version_and_differ_with_sizes(ask):

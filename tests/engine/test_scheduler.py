@@ -1,9 +1,11 @@
 """The scheduler: order, shared calls, admission, forecasts, and what follows from an error."""
 
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from loopwright.engine.ledger import Ledger, Need
 from loopwright.engine.policy import POLICIES
 from loopwright.engine.prices import Prices
 from loopwright.engine.scheduler import Scheduler
-from loopwright.errors import CapacityError, RequestError
+from loopwright.errors import CapacityError, RequestError, StateError
 from support import run, same
 
 
@@ -122,12 +124,12 @@ def ready(ask, seeds, mode="throughput", **changes):
 
 def test_requests_are_prepared_ahead_of_a_call_they_can_fill(ask):
     """First come, first served would run the first to its end before the second had its prompt encoded."""
-    instance, requests = ready(ask, range(4))
+    instance, requests = ready(ask, range(24))
     scheduler = Scheduler(prices=Generous())
     for request in requests:
         scheduler.submit(Job(instance, request))
     scheduler.run()
-    assert scheduler.merger.rows / scheduler.merger.calls == 4
+    assert scheduler.merger.rows / scheduler.merger.calls == 24
 
 
 def test_nobody_waits_for_more_than_may_fill_its_call(ask):
@@ -236,6 +238,62 @@ def test_a_forecast_reckons_with_the_others():
     assert etas == pytest.approx([7.0, 6.0 * 5.0 / 2.0]) and learnt.eta(second) == pytest.approx(14.0)
     learnt.run()
     assert learnt.eta(second) is None
+
+
+def test_there_is_no_forecast_while_a_stage_to_come_has_no_price_and_waiting_before_a_stage_does_not_stretch_it():
+    clock, prices, etas = Clock(1.0), Prices(), []
+    fake = Fake([Count("a/v1", steps=2), Count("b/v1", steps=3)], [("middle",), ("latents",)], [(), ("middle",)])
+    for pause in (0.0, 50.0):
+        etas.clear()
+        scheduler = Scheduler(clock=clock, prices=prices, execute=clock.execute)
+        job = scheduler.submit(Job(fake.model, fake.request(), listener=forecasts(etas)))
+        assert scheduler.eta(job) == (5.0 if pause else None)
+        for _ in range(2):
+            scheduler.step()
+        clock.now += pause  # others are prepared meanwhile
+        scheduler.run()
+        assert etas == ([4.0, 3.0, 2.0, 1.0, 0.0] if pause else [None, None, 2.0, 1.0, 0.0])
+
+
+# --- what is submitted, and what has gone
+
+
+def test_a_job_is_submitted_once():
+    fake, scheduler = Fake([Count()]), Scheduler()
+    job = scheduler.submit(Job(fake.model, fake.request()))
+    with pytest.raises(StateError, match="the job is here already"):
+        scheduler.submit(job)
+    scheduler.run()
+    assert job.status == "done"
+
+
+def test_a_queued_job_hears_of_its_cancellation_wherever_it_stands():
+    """Those before it need all the memory there is."""
+    scheduler = Scheduler(ledger=Ledger(100), need=lambda job: Need(60, 10))
+    fake = Fake([Count(steps=3)])
+    jobs = [scheduler.submit(Job(fake.model, fake.request())) for _ in range(3)]
+    scheduler.step()
+    jobs[2].cancel()
+    scheduler.step()
+    assert [job.status for job in jobs] == ["running", "queued", "cancelled"]
+    scheduler.run()
+    assert [job.status for job in jobs] == ["done", "done", "cancelled"]
+
+
+def test_jobs_that_have_ended_are_forgotten_while_others_run_on():
+    fake, scheduler = Fake([Count(steps=60)]), Scheduler()
+    scheduler.submit(Job(fake.model, fake.request()), priority="high")
+    gone = []
+    for _ in range(20):
+        job = scheduler.submit(Job(fake.model, fake.request()))
+        scheduler.step()
+        job.cancel()
+        scheduler.step()
+        gone.append(weakref.ref(job))
+        del job
+    gc.collect()
+    assert len(scheduler) == 1 and not any(job() for job in gone)
+    scheduler.run()
 
 
 # --- admission

@@ -3,9 +3,11 @@
 Everything a job holds is in `slots`, `state` and `leases`; ending it in any way drops them.
 """
 
+import threading
 import time
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -58,6 +60,7 @@ class Job:
         self._started = 0.0
         self._listener, self._observers = listener, tuple(observers)
         self._cancelled = False
+        self._changing = threading.RLock()  # of the state: `feed` comes from other threads than whoever drives the job
         self._emit(Queued(self.id))
 
     @property
@@ -81,11 +84,12 @@ class Job:
         self._wake()
 
     def feed(self, port: str, item: Tensors | None) -> None:
-        """Give the current loop an item it may be waiting for; None closes the port."""
-        if self.state is None:
-            raise StateError("the job is not running", value=self.status)
-        self.state = self.stages[self.stage].loop.feed(self.state, port, item)
-        self.status, self.waiting_for = "running", ""
+        """Give the current loop an item it may be waiting for; None closes the port. Safe from any thread."""
+        with self._changing:
+            if self.state is None:
+                raise StateError("the job is not running", value=self.status)
+            self.state = self.stages[self.stage].loop.feed(self.state, port, item)
+            self.status, self.waiting_for = "running", ""
         self._wake()
 
     def step(self) -> None:
@@ -116,7 +120,8 @@ class Job:
             if self._cancelled:
                 self._end("cancelled", Cancelled(self.id))
                 return None
-            return self._pending()
+            with self._changing:
+                return self._pending()
         except Exception as error:
             self.fail(error)
             return None
@@ -133,7 +138,8 @@ class Job:
         if out_of_memory(error):
             told = ModelError(
                 f"out of memory in stage {self.stages[self.stage].stage.name} ({str(error).splitlines()[0]})",
-                remedy="ask for a smaller size, fewer frames or a shorter max_sequence_length",
+                remedy="ask for a smaller size, fewer frames or a shorter max_sequence_length"
+                + (", or for fewer rows a call" if self.request.rows > 1 else ""),
             )
             told.__cause__, error = error, told
         self.error = error
@@ -183,8 +189,9 @@ class Job:
         begun, bound = time.perf_counter(), self.stages[self.stage]
         for observer in self._observers:
             observer.on_step(self, step, key, result)
-        left = sum(count for _, count in bound.loop.outlook(self.state)) - 1
-        self.state, emitted = bound.loop.advance(self.state, result)
+        with self._changing:
+            left = sum(count for _, count in bound.loop.outlook(self.state)) - 1
+            self.state, emitted = bound.loop.advance(self.state, result)
         self.index += 1
         seconds += time.perf_counter() - begun
         eta = None if self.forecast is None else self.forecast(left)
@@ -235,9 +242,12 @@ class Job:
         if self._listener is not None:
             try:
                 self._listener(event)
-            except Exception:
+            except Exception as error:
                 self._listener = None  # it ends this job once; telling it of that would end the runner as well
-                raise
+                if not self.ended:
+                    raise
+                told = f"the listener of job {self.id}, which is {self.status}, raised {type(error).__name__}: {error}"
+                warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
 def perform(model: Instance, call: Call, execute: Executor) -> Result:

@@ -17,7 +17,7 @@ import torch
 
 from ..caches.pool import Storage
 from ..errors import BackendError
-from ..loop import Key, Result, Tensors, Unit
+from ..loop import Key, Result, Step, Tensors, Unit
 from .execute import Call, Executor, Handles, eager
 from .instance import Instance
 from .job import Job, host_values
@@ -42,9 +42,8 @@ class Merger:
         places = [*range(len(jobs)), *[0] * (rows - len(jobs))]
         self._prove(jobs[0].model, calls[0], rows, jobs[0].request.mode)
         tensors = self._execute(jobs[0].model, self._joined(jobs, calls, places))
-        host = host_values(calls[0].step, tensors)
         self.calls, self.rows = self.calls + 1, self.rows + len(jobs)
-        return _split(tensors, host, len(jobs))
+        return _split(calls[0].step, tensors, len(jobs))
 
     def forget(self, job: Job) -> None:
         """Give back what was kept for groups with this job."""
@@ -133,8 +132,9 @@ def rows_of(jobs: Sequence[Job]) -> int:
     return request.rows if request.mode == "fixed" else len(jobs)
 
 
-def _split(tensors: Tensors, host: Mapping[str, Sequence[float]], count: int) -> list[Result]:
-    """Each request's row, as its own copy: nothing keeps the call's buffers."""
+def _split(step: Step, tensors: Tensors, count: int) -> list[Result]:
+    """Each request's row, as its own copy: nothing keeps the call's buffers. Asked for before the host waits."""
     parts: Mapping[str, Sequence[torch.Tensor]] = {name: tensor.split(1) for name, tensor in tensors.items()}
     rows = [{name: part[i].clone() for name, part in parts.items()} for i in range(count)]
+    host = host_values(step, tensors)
     return [Result(row, {name: [values[i]] for name, values in host.items()}) for i, row in enumerate(rows)]

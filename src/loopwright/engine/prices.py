@@ -16,7 +16,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import StateError
 from ..files import replacing
 from ..loop import Key
 
@@ -124,7 +123,8 @@ class Prices:
             self._chosen = {str(name): int(rows) for name, rows in stored["chosen"].items()}
             self._stages = {(str(a), str(b)): (int(c), Price(float(s), int(n))) for a, b, c, s, n in stored["stages"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{path} holds no prices ({error})", remedy="delete it: they are learnt again") from error
+            self._rows, self._chosen, self._stages = {}, {}, {}
+            warnings.warn(f"{path} holds no prices ({error}): they are learnt again", RuntimeWarning, stacklevel=2)
 
 
 def bucket(rows: int) -> int:

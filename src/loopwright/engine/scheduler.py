@@ -15,13 +15,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import CapacityError, RequestError
+from ..errors import CapacityError, RequestError, StateError
 from ..loop import Key, Result, Unit
-from .execute import Call, Executor, eager
+from .entry import Entry, Group
+from .execute import Executor, eager
+from .forecast import Forecasts
 from .job import Job, detach, out_of_memory, perform
 from .ledger import Ledger, Need
 from .merge import MERGED, Merger, rows_of
@@ -34,50 +35,8 @@ _POLL = 0.005  # Seconds between two looks at memory that requests of another sc
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
 
 
-@dataclass(slots=True)
-class Group:
-    """The jobs of one model and mode whose next step has this key: those who wait, how many there are, its label."""
-
-    name: tuple[object, ...]
-    key: Key
-    label: str
-    waiting: dict[int, "Entry"] = field(default_factory=dict)
-    members: int = 0
-
-
-@dataclass(slots=True)
-class Entry:
-    """A job in the scheduler: what policy and prices know of it.
-
-    Seconds of `work` in all, `worked` so far and `left`; `steps` and `seconds` are of the `stage` it was last in,
-    `later` those of the stages after that; `shares` says whether the pending step may be in a call with others'.
-    """
-
-    job: Job
-    order: int
-    arrived: float
-    deadline: float | None
-    priority: str
-    kind: str
-    work: float
-    left: float
-    need: Need | None
-    pending: Call | None = None
-    group: Group | None = None
-    shares: bool = False
-    score: float = 0.0
-    ticket: int = 0
-    begun: float | None = None
-    worked: float = 0.0
-    stage: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    later: float = 0.0
-    yielded: int = 0
-
-
 class Scheduler:
-    """Driven by one thread; `submit` and `Job.cancel` from any, `Job.feed` while nothing drives it.
+    """Driven by one thread; `submit`, `Job.cancel` and `Job.feed` from any.
 
     `rows` bounds a call in `throughput` mode; `relief` gives memory back to the device and says whether it gave any.
     """
@@ -98,6 +57,7 @@ class Scheduler:
         self.merger = Merger(execute)
         self._policy, self._ledger, self._need, self._execute = policy, ledger, need, execute
         self._relief, self._rows, self._clock = relief, rows, clock
+        self._forecasts = Forecasts(self.prices, clock)
         self._entries: dict[str, Entry] = {}
         self._inbox: deque[Entry] = deque()
         self._woken: deque[Entry] = deque()
@@ -111,23 +71,25 @@ class Scheduler:
     def submit(
         self, job: Job, *, priority: str = "normal", deadline: float | None = None, arrived: float | None = None
     ) -> Job:
-        """Queue a job. Raises CapacityError, RequestError.
+        """Queue a job. Raises CapacityError, RequestError, or StateError for one that is here already.
 
         `deadline` and `arrived` (now, unless it waited elsewhere before) are in seconds of the scheduler's clock.
         """
         if priority not in HEAD_START:
             raise RequestError("unknown priority", value=priority, choices=HEAD_START)
+        if job.id in self._entries:
+            raise StateError("the job is here already", value=job.id, remedy="make another one of the same request")
         need = None
         if self._ledger is not None and self._need is not None:
             need = self._need(job)
             self._ledger.require(need)
-        kind = repr((job.model.card.digest, *shape_of(job.request)))
-        work = self._later(job, kind, 0)
         arrived = self._clock() if arrived is None else arrived
-        entry = Entry(job, next(self._orders), arrived, deadline, priority, kind, work, work, need)
+        kind = repr((job.model.digest, *shape_of(job.request)))
+        entry = Entry(job, next(self._orders), arrived, deadline, priority, kind, need)
+        self._forecasts.turn(entry)
         entry.score = self._policy(entry)
         job.wake = lambda: self._woken.append(entry)
-        job.forecast = lambda left: self._forecast(entry, left)
+        job.forecast = lambda steps: self._forecasts.until_done(entry, steps)
         self._entries[job.id] = entry
         self._inbox.append(entry)
         return job
@@ -139,7 +101,7 @@ class Scheduler:
         lead = self._lead()
         if lead is None:
             return self._make_room()
-        if _stale(lead):
+        if lead.stale:
             self._withdraw(lead)
             self._next(lead)
             return True
@@ -180,9 +142,11 @@ class Scheduler:
             return self.step()
 
     def eta(self, job: Job) -> float | None:
-        """In how many seconds a job will be done, as far as can be told: its own work and that of those before it."""
+        """In how many seconds a job will be done, by its own work and that of those before it; None where its own
+        cannot be told.
+        """
         entry = self._entries.get(job.id)
-        if entry is None or not entry.work:
+        if entry is None or entry.later is None or not entry.work:
             return None
         place = (entry.score, entry.order)
         before = [other for other in list(self._entries.values()) if (other.score, other.order) < place]
@@ -195,22 +159,30 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Hear of what came from other threads; begin what there is memory for, in the policy's order."""
-        while self._woken:
-            self._awake(self._woken.popleft())
         while self._inbox:
             entry = self._inbox.popleft()
             heapq.heappush(self._deferred, (entry.score, entry.order, entry))
+        while self._woken:
+            self._awake(self._woken.popleft())
         while self._deferred and self._promised(self._deferred[0][-1]):
-            entry = heapq.heappop(self._deferred)[-1]
-            entry.begun = self._clock()
-            self._turn(entry)
-            self._next(entry)
+            self._begin(heapq.heappop(self._deferred)[-1])
 
     def _awake(self, entry: Entry) -> None:
         """The job was cancelled, or fed what it waited for."""
-        if entry.job.id in self._entries and entry.begun is not None:
+        if entry.job.id not in self._entries:
+            return
+        if entry.begun:
             self._withdraw(entry)
             self._next(entry)
+        elif entry.job.stopping:
+            self._deferred = [item for item in self._deferred if item[-1] is not entry]
+            heapq.heapify(self._deferred)
+            self._begin(entry)
+
+    def _begin(self, entry: Entry) -> None:
+        entry.begun = True
+        self._forecasts.turn(entry)
+        self._next(entry)
 
     def _promised(self, entry: Entry) -> bool:
         if entry.need is None or self._ledger is None or entry.job.stopping:
@@ -221,7 +193,7 @@ class Scheduler:
         """Nobody runs here, yet somebody waits for memory. Who holds it: one that waits to be fed, another scheduler's
         request, which will give it back, or no request at all, and that has to go.
         """
-        if not self._deferred or any(entry.begun is not None for entry in list(self._entries.values())):
+        if not self._deferred or any(entry.begun for entry in list(self._entries.values())):
             return False
         if self._relief is not None and self._relief():
             return True
@@ -240,7 +212,7 @@ class Scheduler:
         job = entry.job
         pending = job.pending()
         if job.stage != entry.stage or job.ended:
-            self._turn(entry)
+            self._forecasts.turn(entry)
         if job.ended:
             self._leave(entry)
         elif pending is not None:
@@ -263,7 +235,7 @@ class Scheduler:
     def _join(self, entry: Entry, key: Key) -> Group:
         """Move the job from the group it was in to that of its new key."""
         self._part(entry)
-        name = (*_manner(entry), key)
+        name = (*entry.manner, key)
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(name, key, label(key))
@@ -272,12 +244,8 @@ class Scheduler:
         return group
 
     def _part(self, entry: Entry) -> None:
-        group, entry.group = entry.group, None
-        if group is not None:
-            group.waiting.pop(entry.order, None)
-            group.members -= 1
-            if not group.members:
-                del self._groups[group.name]
+        if (empty := entry.part()) is not None:
+            del self._groups[empty.name]
 
     def _withdraw(self, entry: Entry) -> None:
         """Take the job's step out of those that wait."""
@@ -299,9 +267,11 @@ class Scheduler:
         group = lead.group
         assert group is not None
         free = self._limit(lead, group, self._rows) - len(group.waiting)
-        mine = _manner(lead)
-        others = [entry for entry in self._early.values() if _manner(entry) == mine] if free > 0 else []
-        if not others or lead.yielded >= PATIENCE * free:
+        mine = lead.manner
+        others = [entry for entry in self._early.values() if entry.manner == mine] if free > 0 else []
+        if not lead.yielded:
+            lead.patience = PATIENCE * free
+        if not others or lead.yielded >= lead.patience:
             lead.yielded = 0
             return None
         lead.yielded += 1
@@ -372,63 +342,24 @@ class Scheduler:
         if group is not None:
             self._ceilings[group.label] = max(1, len(entries) // 2)
 
-    # --- what it took, and what is left
-
     def _took(self, entries: Sequence[Entry], seconds: float) -> None:
         lead = entries[0]
         if lead.group is not None:
             rows = rows_of([entry.job for entry in entries]) if lead.shares else 1
             self.prices.learn(lead.group.label, rows, seconds)
         for entry in entries:
-            entry.steps += 1
-            entry.seconds += seconds
-            entry.worked += seconds
-            entry.left = max(0.0, entry.left - seconds)
-
-    def _turn(self, entry: Entry) -> None:
-        """The job has left the stage it was in: keep what that took, look at what is to come."""
-        job = entry.job
-        if job.stage > entry.stage and entry.steps:
-            self.prices.learn_stage(entry.kind, job.stages[entry.stage].stage.name, entry.steps, entry.seconds)
-        entry.stage, entry.steps, entry.seconds = job.stage, 0, 0.0
-        entry.later = self._later(job, entry.kind, job.stage + 1)
-        entry.left = self._later(job, entry.kind, job.stage)
-        entry.work = entry.worked + entry.left
-
-    def _later(self, job: Job, kind: str, first: int) -> float:
-        """Seconds of the stages from `first` on; those that no such request has run yet count nothing."""
-        found = [self.prices.stage(kind, bound.stage.name) for bound in job.stages[first:]]
-        return sum(steps * seconds for steps, seconds in filter(None, found))
-
-    def _forecast(self, entry: Entry, left: int) -> float:
-        """Seconds until the job is done, if the others leave it as much of the device as so far."""
-        each = entry.seconds / entry.steps
-        if entry.steps == 1:  # the first step of a stage may have loaded its weights
-            known = self.prices.stage(entry.kind, entry.job.stages[entry.stage].stage.name)
-            each = each if known is None else known[1]
-        assert entry.begun is not None
-        slowdown = (self._clock() - entry.begun) / entry.worked if entry.worked else 1.0
-        return (left * each + entry.later) * max(1.0, slowdown)
+            self._forecasts.took(entry, seconds)
 
     def _leave(self, entry: Entry) -> None:
         """The job has ended: everything kept for it is given back."""
         job = entry.job
         self._part(entry)
+        entry.pending = None
         del self._entries[job.id]
+        if len(self._ready) > 2 * len(self._entries):  # those that have left lie there until their turn comes
+            self._ready = [item for item in self._ready if item[-1].ticket == item[2] and item[-1].pending is not None]
+            heapq.heapify(self._ready)
         self.merger.forget(job)
         if self._ledger is not None:
             self._ledger.refund(job.id)
         job.wake = job.forecast = None
-
-
-def _stale(entry: Entry) -> bool:
-    """Whether weights have changed since the pending step was looked at: its key is of what is gone."""
-    assert entry.pending is not None and isinstance(entry.pending.key, tuple)
-    version = entry.job.model.version
-    return any(version(name) != known for name, known in entry.pending.key[1])
-
-
-def _manner(entry: Entry) -> tuple[int, str, int]:
-    """What must be equal for two jobs ever to share a call."""
-    request = entry.job.request
-    return id(entry.job.model), request.mode, request.rows

@@ -34,7 +34,7 @@ class Sizes:
 
     def need(self, instance: Instance, request: Request) -> Need:
         """What the request will need on the instance. Reads no weights."""
-        shape = (instance.card.digest, instance.binding, *shape_of(request))
+        shape = (instance.digest, instance.binding, *shape_of(request))
         with self._lock:
             if shape not in self._needs:
                 if instance not in self._outlines:
@@ -46,7 +46,8 @@ class Sizes:
 def outline(instance: Instance) -> Instance:
     """The same card with components that have shapes and no storage."""
     store = Store(0, pool_bytes=instance.store.pools.limit)
-    return Instance(instance.card, instance.loops, store, device="meta", locate=instance.locate)
+    adapters = instance.adapters
+    return Instance(instance.card, instance.loops, store, device="meta", locate=instance.locate, adapters=adapters)
 
 
 def shape_of(request: Request) -> tuple[object, ...]:
@@ -69,7 +70,8 @@ def _sized(job: Job) -> Need:
         job.complete(call, Result(tensors, {name: [1.0] for name in call.step.reads}), 0.0)
     if job.error is not None:
         raise job.error
-    return Need(held, peak)
+    rows = job.request.rows if job.request.mode == "fixed" else 1  # its calls always have so many
+    return Need(held, peak * rows)
 
 
 def _measured(model: Instance, call: Call) -> tuple[Tensors, int]:
