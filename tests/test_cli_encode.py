@@ -46,7 +46,7 @@ def test_a_second_run_finds_what_the_first_encoded_and_loads_nothing(encode, tmp
     rows = dict(re.findall(r"^(latents|prompts) +(\d+ +\d+ +\d+) ", out, re.MULTILINE))
     assert {name: cells.split() for name, cells in rows.items()} == {
         "latents": ["0", "4", "0"],
-        "prompts": ["0", "4", "0"],
+        "prompts": ["0", "5", "0"],  # and the empty one
     }
     monkeypatch.setattr(encoders, "load_encoder", lambda *given: pytest.fail("loaded"))
     status, out, _ = encode("--json")
@@ -56,7 +56,7 @@ def test_a_second_run_finds_what_the_first_encoded_and_loads_nothing(encode, tmp
     assert report == {
         **{"rows": 5, "problems": [], "latent_bytes": sizes[0], "cond_bytes": sizes[1]},
         **{"latent_found": 4, "latent_encoded": 0, "latent_redone": 0},
-        **{"cond_found": 4, "cond_encoded": 0, "cond_redone": 0},
+        **{"cond_found": 5, "cond_encoded": 0, "cond_redone": 0},
     }
 
 
@@ -77,12 +77,12 @@ def test_a_run_that_broke_off_goes_on(encode, tmp_path, monkeypatch):
 
 def test_verify_tells_each_entry_that_is_wrong_or_missing_and_encoding_redoes_them(encode, tmp_path):
     encode()
-    assert encode("--verify")[:2] == (0, f"8 right, 0 wrong, 0 missing; {total(tmp_path)}\n")
+    assert encode("--verify")[:2] == (0, f"9 right, 0 wrong, 0 missing; {total(tmp_path)}\n")
     first, second, *_ = files(tmp_path)
     first.write_bytes(first.read_bytes()[:-1])
     second.unlink()
     status, out, err = encode("--verify")
-    assert status == 1 and out.startswith("6 right, 1 wrong, 1 missing; ")
+    assert status == 1 and out.startswith("7 right, 1 wrong, 1 missing; ")
     assert str(first) in err.splitlines()[0] and err.splitlines()[1] == f"{second} is missing"
     status, out, err = encode()
     assert status == 0 and err.startswith(str(first)) and err.endswith("encoded anew\n")

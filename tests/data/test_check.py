@@ -80,7 +80,7 @@ def test_everything_wrong_is_told_in_one_pass(said: Said, tmp_path: Path):
     told = [(problem["where"], re.split(r"[:;]| \(", problem["problem"])[0]) for problem in problems]
     assert told == [
         ("rows.jsonl:2", "short.mp4 is too short"),
-        ("rows.jsonl:4", "empty caption"),
+        ("rows.jsonl:4", "empty prompt"),
         ("rows.jsonl:5", "no such file"),
         ("rows.jsonl:6", "cannot read words.mp4"),
         ("rows.jsonl:7", "the same media as in another row"),

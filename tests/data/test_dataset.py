@@ -55,7 +55,7 @@ def test_a_csv_names_the_line_a_record_begins_on(folder: Path):
     (row,) = (entry for entry in entries(file) if isinstance(entry, Row))
     assert (row.prompt, row.where) == ("the sea\nat night", f"{file}:2")
     assert problems(file) == [
-        "rows.csv:5: no caption; choices: prompt, text",
+        "rows.csv:5: empty prompt; write what is seen, or take the row out",
         "rows.csv:6: more cells than columns: 3; choices: image, prompt; put quotes around a caption with commas",
     ]
 
@@ -87,7 +87,7 @@ def test_conditions_are_read_with_their_roles(folder: Path):
         ("[1]", "not an object: [1]"),
         ({"prompt": "a"}, "no media file; choices: video, image, file_name"),
         ({"video": "fox.mp4"}, "no caption; choices: prompt, text"),
-        ({"prompt": " ", "video": "fox.mp4"}, "empty caption"),
+        ({"prompt": " ", "video": "fox.mp4"}, "empty prompt"),
         ({"prompt": 3, "video": "fox.mp4"}, "prompt must be text: 3"),
         ({"prompt": "\udce9", "video": "fox.mp4"}, "not text in UTF-8"),
         ({"prompt": "a", "text": "b", "video": "fox.mp4"}, "more than one caption: 'prompt and text'"),
@@ -142,7 +142,7 @@ def test_media_without_a_caption_and_captions_without_media_are_told(folder: Pat
     (folder / "dog.txt").write_text("a dog")
     found = [p.removeprefix(f"{folder.name}{os.sep}") for p in problems(folder)]
     assert found == [
-        "fox.txt:1: empty caption; write what is seen, or take the row out",
+        "fox.txt:1: empty text; write what is seen, or take the row out",
         "owl.webm: no caption; write owl.txt beside it",
         "sea.png: no caption; write sea.txt beside it",
         *[p for p in found if p.startswith("dog.txt: a caption without its media")],

@@ -21,7 +21,8 @@ def rows(tmp_path):
 
 @pytest.fixture(scope="module")
 def makers(checkpoint):
-    return keys.makers(encoders.find(checkpoint("t2v")))
+    card = encoders.find(checkpoint("t2v"))
+    return {kind: keys.maker(card, kind) for kind in ("latent", "cond")}
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
-"""Encode a data set ahead of training: latents of its media, embeddings of its prompts, each once.
+"""Encode a data set ahead of training: latents of its media, embeddings of its prompts, first frames, each once.
 
     loopwright encode clips/rows.jsonl --encoder-checkpoint loopwright/tiny-wan --cache encoded
     loopwright encode clips --encoder-checkpoint MODEL --cache encoded --bucket 480x832x81 --bucket 832x480x81
+    loopwright encode clips --encoder-checkpoint I2V_MODEL --cache encoded --first-frame --workers 8
     loopwright encode clips --encoder-checkpoint MODEL --cache encoded --verify
 
 What the cache holds already is read and checked, not made again, so a run that broke off goes on where it stopped, and
 several may fill one cache. Without a geometry it is the checkpoint's own. Data sets are described by loopwright data.
+
+The exit status is 0 if all is encoded, 1 if --verify finds entries that are missing or wrong, 2 if rows cannot be
+encoded or the input is wrong, and 130 when interrupted.
 """
 
 import argparse
@@ -13,7 +17,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
@@ -25,7 +28,10 @@ from .geometry import TRAINING, buckets_of
 from .table import table
 
 if TYPE_CHECKING:
-    from ..data.encodings import Encodings, Filled
+    from ..data.cache import Cache
+    from ..data.encodings import Encodings
+    from ..data.filling import Filled
+    from ..data.geometry import Geometry
     from ..data.row import Row
 
 NAME, HELP = "encode", "encode a data set ahead of training"
@@ -35,7 +41,13 @@ FLAGS = (
     Flag("cache", "the folder to keep encodings in", metavar="DIR"),
     Flag("revision", "branch, tag or commit of a hub name"),
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ..."),
+    Flag("workers", "processes that encode, spread over the GPUs; more than one need Ray", int, metavar="N"),
     *TRAINING,
+    Flag(
+        "first_frame",
+        "give the model each video's first frame, as image-to-video is trained; rows may name another",
+        bool,
+    ),
     Flag("verify", "only check every entry of the cache, and that none is missing", bool, "upkeep"),
     Flag("prune", "only list the entries that no row of this data set needs in this geometry", bool, "upkeep"),
     Flag("yes", "with --prune: delete them", bool, "upkeep"),
@@ -54,13 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Encode, verify or prune. The status is 1 if entries are missing or wrong, 2 if rows cannot be encoded."""
     _check(arguments)
     with quiet():
+        from ..data.cache import Cache
         from ..data.dataset import read
 
+        cache, shapes = Cache(arguments.cache), buckets_of(arguments)
         rows = read(arguments.dataset)
-        encodings = _encodings(arguments)
-        if arguments.verify:
-            return _verify(arguments, encodings, rows)
-        return _prune(arguments, encodings, rows) if arguments.prune else _encode(arguments, encodings, rows)
+        with _encodings(arguments, cache, shapes) as encodings:
+            if arguments.verify:
+                return _verify(arguments, encodings, rows)
+            return _prune(arguments, encodings, rows) if arguments.prune else _encode(arguments, encodings, rows)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -73,16 +87,17 @@ def _check(arguments: argparse.Namespace) -> None:
         raise RequestError("--yes is about --prune", remedy="leave it out")
 
 
-def _encodings(arguments: argparse.Namespace) -> "Encodings":
-    from ..data.cache import Cache
+def _encodings(arguments: argparse.Namespace, cache: "Cache", shapes: "Sequence[Geometry]") -> "Encodings":
     from ..data.encodings import Encodings
 
     return Encodings(
-        Cache(arguments.cache),
+        cache,
         arguments.encoder_checkpoint,
-        buckets_of(arguments),
+        shapes,
         revision=arguments.revision,
+        first_frame=bool(arguments.first_frame),
         device=arguments.device or "auto",
+        workers=1 if arguments.workers is None else arguments.workers,
         say=_say,
     )
 
@@ -96,7 +111,7 @@ def _encode(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequen
     seconds, sizes = round(time.perf_counter() - begun, 3), _sizes(filled)
     count = len(filled.problems)
     verdict = f"{count} row{'s' * (count != 1)} could not be encoded" if count else "complete"
-    text = f"{_counted(sizes)}\n\n{len(rows)} rows in {seconds:.1f} s: {verdict}"
+    text = f"{_counted(filled.kinds(), sizes)}\n\n{len(rows)} rows in {seconds:.1f} s: {verdict}"
     report = {"rows": len(rows), **sizes, "seconds": seconds}
     _print(arguments, report, text, [str(problem) for problem in filled.problems])
     return INVALID if filled.problems else 0
@@ -105,7 +120,7 @@ def _encode(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequen
 def _verify(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequence[Row]") -> int:
     from ..data.upkeep import total_bytes, verify
 
-    needed = _needed(encodings, rows)
+    needed = encodings.files(rows)
     with counting("verifying", quiet=bool(arguments.quiet)) as tell:
         found = verify(encodings.cache, needed, tell)
     problems = [*found.wrong, *(f"{path} is missing" for path in found.missing)]
@@ -120,7 +135,7 @@ def _verify(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequen
 def _prune(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequence[Row]") -> int:
     from ..data.upkeep import remove, total_bytes, unneeded
 
-    files = unneeded(encodings.cache, _needed(encodings, rows))
+    files = unneeded(encodings.cache, encodings.files(rows))
     names, size = [str(path) for path in files], total_bytes(files)
     if arguments.yes:
         remove(files)
@@ -132,30 +147,24 @@ def _prune(arguments: argparse.Namespace, encodings: "Encodings", rows: "Sequenc
     return 0
 
 
-def _needed(encodings: "Encodings", rows: "Sequence[Row]") -> set[Path]:
-    return {encodings.cache.path(key) for row in rows for key in encodings.keys(row).values()}
-
-
 def _sizes(filled: "Filled") -> dict[str, int]:
     """Entries and bytes by kind, and what was done for them."""
-    from ..data.encodings import OUTCOMES
-    from ..data.keys import COND, LATENT
+    from ..data.filling import OUTCOMES
     from ..data.upkeep import total_bytes
 
     counts, sizes = filled.count(), dict[str, int]()
-    for kind in (LATENT, COND):
+    for kind in filled.kinds():
         sizes |= {f"{kind}_{outcome}": counts[kind, outcome] for outcome in OUTCOMES}
         sizes[f"{kind}_bytes"] = total_bytes(path for path, (of, _) in filled.files.items() if of == kind)
     return sizes
 
 
-def _counted(sizes: dict[str, int]) -> str:
-    from ..data.encodings import OUTCOMES
-    from ..data.keys import COND, LATENT
+def _counted(kinds: "Sequence[str]", sizes: dict[str, int]) -> str:
+    from ..data.filling import OUTCOMES
 
-    names = {LATENT: "latents", COND: "prompts"}
-    rows = [[name, *(str(sizes[f"{kind}_{outcome}"]) for outcome in OUTCOMES), _shown(sizes[f"{kind}_bytes"])]
-            for kind, name in names.items()]  # fmt: skip
+    names = {"latent": "latents", "cond": "prompts"}
+    rows = [[names.get(kind, kind), *(str(sizes[f"{kind}_{outcome}"]) for outcome in OUTCOMES),
+             _shown(sizes[f"{kind}_bytes"])] for kind in kinds]  # fmt: skip
     return table([("entries", *OUTCOMES, "size"), *rows])
 
 

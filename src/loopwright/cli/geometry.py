@@ -44,6 +44,7 @@ def buckets_of(arguments: argparse.Namespace) -> tuple["Geometry", ...]:
     given: dict[str, int] = {name: value for name in _NAMES if (value := getattr(arguments, name)) is not None}
     stride: int = 1 if arguments.frame_stride is None else arguments.frame_stride
     crop: str = arguments.crop or CROPS[0]
+    Geometry(1, 1, 1, stride, crop)  # refuses either before anything is said of sizes
     if arguments.bucket and given:
         raise RequestError("two geometries", value=f"--bucket and {_flags(given)}", remedy="give one of them")
     if arguments.bucket:

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from ..caches.feature import content
 from ..errors import LoopwrightError
 from ..files import replacing
-from .keys import COND, LATENT, Key
+from .keys import Key
 
 ABANDONED = 3600.0  # seconds after which a file that was never renamed has nobody who still writes it
 _ENTRY = re.compile(r"[0-9a-f]{40}\.safetensors")
@@ -40,12 +40,13 @@ class CacheError(LoopwrightError):
 
 
 class Cache:
-    """A folder of entries: `latent/ab/abcd....safetensors` and `cond/...`."""
+    """A folder of entries: `latent/ab/abcd....safetensors`, `cond/...`. Raises CacheError for what cannot be one."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        if self.folder.exists() and not self.folder.is_dir():
-            raise CacheError("not a folder", value=str(folder), remedy="give a folder for the cache")
+        for place in (self.folder, *self.folder.parents):
+            if place.exists() and not place.is_dir():
+                raise CacheError("not a folder", value=str(place), remedy="give a folder for the cache")
 
     def path(self, key: Key) -> Path:
         """Where the key's entry lies, or would."""
@@ -87,10 +88,9 @@ class Cache:
                 yield path
 
     def _named(self, pattern: re.Pattern[str]) -> Iterator[Path]:
-        for kind in (LATENT, COND):
-            for path in sorted(self.folder.joinpath(kind).glob("??/*")):
-                if pattern.fullmatch(path.name):
-                    yield path
+        for path in sorted(self.folder.glob("*/??/*")):
+            if pattern.fullmatch(path.name):
+                yield path
 
 
 def check(path: Path) -> None:

@@ -11,7 +11,7 @@ videos up to their middle.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import DataError
@@ -67,7 +67,7 @@ def _look(row: Row, allowed: Sequence[Geometry], report: Report) -> None:
     report.sizes[extent.height, extent.width] += 1
     report.lengths[extent.frames] += 1
     for condition in row.conditions:
-        shown = replace(row, path=condition.path, kind=condition.kind)
+        shown = row.shown(condition)
         pixels(shown, _as_it_is(measure(shown)))
     shape = nearest(row, extent, allowed) if allowed else _as_it_is(extent)
     pixels(row, shape)

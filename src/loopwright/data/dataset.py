@@ -106,7 +106,17 @@ def _record(file: Path, line: int, heads: list[str], cells: list[str]) -> Entrie
         remedy = "put quotes around a caption with commas"
         yield DataError(f"{file}:{line}", "more cells than columns", value=len(cells), choices=heads, remedy=remedy)
     elif cells:
-        yield from parse({head: cell for head, cell in zip(heads, cells, strict=False) if cell}, file, line)
+        yield from parse(_given(heads, cells), file, line)
+
+
+def _given(heads: list[str], cells: list[str]) -> dict[str, str]:
+    """The cells that are not empty, and the first of those alike that all are, so that it is named."""
+    given = {head: cell for head, cell in zip(heads, cells, strict=False) if cell}
+    for names in (MEDIA, CAPTIONS):
+        alike = [head for head in heads if head in names]
+        if not set(alike) & set(given):
+            given |= dict.fromkeys(alike[:1], "")
+    return given
 
 
 def _columns(file: Path, heads: list[str]) -> Iterator[DataError]:

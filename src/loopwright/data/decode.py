@@ -1,6 +1,7 @@
 """From a row to the pixels that an encoder sees.
 
     pixels(row, Geometry(480, 832, 81))      # float32 [3, 81, 480, 832] in [-1, 1]
+    first_frame(row, Geometry(480, 832, 81)) # the first of them as a request has its image, uint8 [480, 832, 3]
 
 Frames are resized one by one as they are decoded, in float32, so that a long 4K clip never lies in memory as a whole.
 Deliberately absent: which geometry a row gets, which is `buckets`'.
@@ -16,27 +17,37 @@ from torch.nn import functional
 from .. import media
 from ..errors import DataError, MediaError
 from .geometry import Geometry
-from .row import Row
+from .row import Media
 
 
-def measure(row: Row) -> media.Extent:
-    """Height, width and frames of the row's media as it is shown. Raises DataError for what cannot be read."""
+def measure(shown: Media) -> media.Extent:
+    """Height, width and frames of a row's media as it is shown. Raises DataError for what cannot be read."""
     try:
-        return media.measure_image(row.path) if row.kind == "image" else media.measure_video(row.path)
+        return media.measure_image(shown.path) if shown.kind == "image" else media.measure_video(shown.path)
     except MediaError as error:
-        raise DataError(row.where, str(error)) from error
+        raise DataError(shown.where, str(error)) from error
 
 
-def pixels(row: Row, geometry: Geometry) -> Tensor:
-    """The row's media as float32 `[3, T, H, W]` in [-1, 1]; T is `geometry.num_frames`, and 1 for an image.
+def pixels(shown: Media, geometry: Geometry) -> Tensor:
+    """A row's media as float32 `[3, T, H, W]` in [-1, 1]; T is `geometry.num_frames`, and 1 for an image.
 
     Of a video, the window of `geometry.span` frames in its middle. EXIF orientation, rotation and mirroring are
     undone; covers are no video. Raises DataError for media that cannot be read or are too short.
     """
     try:
-        return torch.stack([fitted(frame, geometry) for frame in _frames(row, geometry)], dim=1)
+        return torch.stack([fitted(frame, geometry) for frame in _frames(shown, geometry)], dim=1)
     except MediaError as error:
-        raise DataError(row.where, str(error)) from error
+        raise DataError(shown.where, str(error)) from error
+
+
+def first_frame(shown: Media, geometry: Geometry) -> media.Pixels:
+    """The first frame of `pixels`, rounded to uint8 `[H, W, 3]`. Raises DataError as `pixels` does."""
+    try:
+        frame = fitted(next(_frames(shown, geometry)), geometry)
+    except MediaError as error:
+        raise DataError(shown.where, str(error)) from error
+    rounded = ((frame + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return rounded.permute(1, 2, 0).contiguous().numpy()
 
 
 def fitted(frame: media.Pixels, geometry: Geometry) -> Tensor:
@@ -50,10 +61,10 @@ def fitted(frame: media.Pixels, geometry: Geometry) -> Tensor:
     return image[0, :, top : top + geometry.height, left : left + geometry.width] / 127.5 - 1
 
 
-def _frames(row: Row, geometry: Geometry) -> Iterator[media.Pixels]:
-    if row.kind == "image":
-        return iter([media.read_image(row.path)])
-    return media.read_window(row.path, geometry.num_frames, geometry.frame_stride)
+def _frames(shown: Media, geometry: Geometry) -> Iterator[media.Pixels]:
+    if shown.kind == "image":
+        return iter([media.read_image(shown.path)])
+    return media.read_window(shown.path, geometry.num_frames, geometry.frame_stride)
 
 
 def _covering(height: int, width: int, geometry: Geometry) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class _Entry:
         if not isinstance(value, str):
             self._wrong(f"{name} must be text", value=value)
         elif not value.strip():
-            self._wrong("empty caption", remedy="write what is seen, or take the row out")
+            self._wrong(f"empty {name}", remedy="write what is seen, or take the row out")
         elif not _is_text(value):
             self._wrong("a caption is not text in UTF-8", value=value)
         else:

@@ -4,27 +4,26 @@
     key.name, key.seed                         # where it is kept; what its posterior is drawn with
 
 Paths, times, the data set and the machine are not in it, so a cache can be moved, shared and merged. Latents do not
-depend on the prompt, nor embeddings on the media: each is stored once for all rows that share it.
+depend on the prompt, nor embeddings on the media, nor what a first frame becomes on the frames after it: each is stored
+once for all rows that share it.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ..card import Card
-from ..encoders import Output, outputs
+from ..encoders import COND, LATENT, Output, outputs
 from ..encoders.identity import identity
 from .geometry import Geometry
-from .row import Row
+from .row import Media
 
 SCHEMA = 1  # raise it when the same key would come to mean other values: other resizing, another layout of an entry
-LATENT, COND = "latent", "cond"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`kind` is "latent" or "cond"; `content` says in JSON, in one order, all that the encoding depends on."""
+    """`kind` is a name of `encoders.outputs`; `content` says in JSON, in one order, all that it depends on."""
 
     kind: str
     content: str
@@ -49,15 +48,26 @@ class Maker:
     identity: str
 
 
-def makers(card: Card) -> Mapping[str, Maker]:
-    """The makers of latents and embeddings, by kind. Reads every byte of the weights, once (`encoders.identity`)."""
-    found = outputs(card)
-    return {kind: Maker(card.family, found[kind], identity(card, found[kind].parts)) for kind in (LATENT, COND)}
+def maker(card: Card, kind: str) -> Maker:
+    """The maker of encodings of a kind. Reads every byte of its weights, once (`encoders.identity`)."""
+    found = outputs(card)[kind]
+    return Maker(card.family, found, identity(card, found.parts))
 
 
-def media_key(maker: Maker, row: Row, geometry: Geometry) -> Key:
+def media_key(maker: Maker, shown: Media, geometry: Geometry) -> Key:
     """The key of the latents of a row's media. Raises DataError for media that cannot be read."""
-    return _key(LATENT, maker, media=row.content, read_as=row.kind, **asdict(geometry))
+    return _key(LATENT, maker, media=shown.content, read_as=shown.kind, **asdict(geometry))
+
+
+def frame_key(kind: str, maker: Maker, shown: Media, geometry: Geometry) -> Key:
+    """The key of what the first frame of some media becomes. Raises DataError for media that cannot be read.
+
+    A picture is the same whatever follows it; which frame of a video is the first depends on how many are taken.
+    """
+    if shown.kind == "image":
+        frames = geometry.num_frames if maker.output.whole else 1
+        geometry = replace(geometry, num_frames=frames, frame_stride=1)
+    return _key(kind, maker, media=shown.content, read_as=shown.kind, **asdict(geometry))
 
 
 def prompt_key(maker: Maker, prompt: str) -> Key:

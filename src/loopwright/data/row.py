@@ -3,17 +3,45 @@
 row.prompt, row.path, row.kind       # "a red fox", clips/fox.mp4, "video"
 row.content                          # sha256 of the file's bytes
 row.where                            # clips/rows.jsonl:3
+row.shown(row.conditions[0])         # a condition's picture, as media of its own
 """
 
 import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..errors import DataError
 
 Kind = Literal["image", "video"]
+
+
+class Media(Protocol):
+    """A picture or video, and where it was named: what is read and hashed. A row is its own."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Media without the rest of a row. `where` is the place of the declaration, as errors name it."""
+
+    path: Path
+    kind: Kind
+    where: str
+
+    @property
+    def content(self) -> str:
+        """The sha256 of the file's bytes, in hexadecimal. Raises DataError for a file that cannot be read."""
+        return content(self.path, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +51,6 @@ class Condition:
     kind: Kind
     path: Path
     role: str
-
-    @property
-    def content(self) -> str:
-        """The sha256 of its file's bytes, in hexadecimal. Raises DataError for a file that cannot be read."""
-        return content(self.path, str(self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +73,10 @@ class Row:
     def content(self) -> str:
         """The sha256 of the media file's bytes, in hexadecimal. Raises DataError for a file that cannot be read."""
         return content(self.path, self.where)
+
+    def shown(self, condition: Condition) -> Shown:
+        """A condition of this row, as media to read."""
+        return Shown(condition.path, condition.kind, self.where)
 
 
 def content(path: Path, where: str) -> str:

@@ -39,12 +39,14 @@ class Output:
         compute: the precision they run in, as served.
         stored: the precision to keep it in.
         tokens: how many rows it has where its length is the prompt's; 0 where its shape is the media's.
+        whole: of what a first frame becomes, whether it is as long as the video.
     """
 
     parts: tuple[str, ...]
     compute: str
     stored: str
     tokens: int = 0
+    whole: bool = False
 
 
 class Family(Protocol):

@@ -1,5 +1,6 @@
 """Encoders in memory, and how a loop of theirs is run: step by step, as the engine does for a request of its own."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,13 @@ class Encoder:
     def card(self) -> Card:
         """The card of the checkpoint."""
         return self.instance.card
+
+    def park(self) -> None:
+        """Give a device's memory back: the components wait on the host, and come back when they are next used."""
+        device = self.instance.binding.device
+        self.instance.store.release(device, sys.maxsize)
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
 
 def load(card: Card, device: str) -> Encoder:

@@ -35,7 +35,7 @@ def outputs(card: Card) -> Mapping[str, Output]:
         LATENT: Output(("vae",), card.components["vae"].dtype, "float16"),
         COND: Output(("tokenizer", "text_encoder"), card.components["text_encoder"].dtype, "bfloat16", length),
         **{
-            name: Output(stage.uses, card.components[stage.uses[-1]].dtype, "bfloat16")
+            name: Output(stage.uses, card.components[stage.uses[-1]].dtype, "bfloat16", whole=name == "condition")
             for name, stage in _of_image(card).items()
         },
     }
