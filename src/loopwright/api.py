@@ -41,7 +41,9 @@ from .files import cache_folder, replacing
 from .loops.denoise import SOLVERS
 from .program import check, resolve
 from .request import Frames, Request
+from .weights import lora as adapters
 from .weights.hub import is_local
+from .weights.load import load_component
 
 Pixels = NDArray[np.uint8]
 Media = Pixels | str | Path | Frames
@@ -278,6 +280,7 @@ class Model:
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
             "sampler": sampler_of(self.card),
             "compile": self.instance.binding.compile,
+            "lora": [use.record() for use in self.instance.adapters],
             "request": request.record(),
         }
 
@@ -293,6 +296,7 @@ def load(
     memory: str = "auto",
     graphs: str = "auto",
     compile: bool = False,
+    lora: str | Path | Sequence[str | Path] = (),
 ) -> Model:
     """A model from a shipped id, a Diffusers folder or a hub name.
 
@@ -313,6 +317,10 @@ def load(
             and why.
         compile: compile the generator's blocks: faster, after some seconds at the first step of each shape. Results
             are close to those without, not the same, in `exact` mode too. Needs memory "high".
+        lora: adapters of the generator, files in the layout of diffusers, ComfyUI or kohya: "style.safetensors", or
+            "style.safetensors:0.8" to scale what it adds (0 is the model without it, bit for bit). Of a model with two
+            experts, "transformer_2=style.safetensors" says whose it is. They run unmerged, in the generator's
+            precision, which must not be "float8". An adapter that does not fit is refused.
 
     Raises WeightsError, CardError, RequestError or BackendError before any weight is read.
     """
@@ -328,6 +336,7 @@ def load(
     card = catalog.find(str(source), revision=revision)
     device = pick(device)
     card = _with_sampler(_with_precision(card, dtype, device), sampler)
+    uses = _adapters(card, [lora] if isinstance(lora, (str, Path)) else lora)
     store = Store(prices=cache_folder() / "prices") if store is None else store
     instance = Instance(
         card,
@@ -338,8 +347,21 @@ def load(
         prepare=catalog.preparation(card),
         memory=memory,
         compile=compile,
+        adapters=uses,
     )
     return Model(_lasting(str(source)), instance, _graphs(graphs, memory, store, device))
+
+
+def _adapters(card: Card, given: Sequence[str | Path]) -> tuple[adapters.Use, ...]:
+    """The adapters, known to fit: shapes are compared with modules without weights."""
+    uses = adapters.uses(given, experts(card))
+    for use in uses:
+        component = card.components[use.component]
+        folder = catalog.locate(card, component, weights=False)
+        outline = load_component(component, folder, "meta")
+        assert isinstance(outline, torch.nn.Module)
+        adapters.check(outline, use.adapter)
+    return uses
 
 
 def _graphs(choice: str, memory: str, store: Store, device: str) -> Graphs | None:

@@ -39,7 +39,8 @@ class Binding:
     """What a step is bound to besides its components: where it runs, in which precision, by which kernels.
 
     `attention` and `kernels` are the request's, so that a step of another choice never shares its call or graph;
-    `compile` is the model's: compiled blocks give other bits.
+    `compile` is the model's: compiled blocks give other bits. So are `adapters`, which says which ones, by content, and
+    how much they count.
     """
 
     device: str
@@ -47,6 +48,7 @@ class Binding:
     attention: str = ATTENTION
     kernels: str = KERNELS
     compile: bool = False
+    adapters: str = ""
 
 
 @dataclass(frozen=True, slots=True)

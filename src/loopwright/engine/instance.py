@@ -15,8 +15,8 @@ between steps is `residence`'s business.
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ import torch
 
 from ..backends.compile import compile_blocks, require_compiler
 from ..backends.device import probe
-from ..backends.precision import DTYPES, FLOAT8
+from ..backends.precision import DTYPES, FLOAT8, torch_dtype
 from ..backends.registry import require, require_precision
 from ..backends.usage import free_bytes, settle, total_bytes
 from ..caches.feature import FeatureCache
@@ -34,6 +34,7 @@ from ..errors import BackendError, CardError
 from ..loop import Binding
 from ..program import Loops, validate
 from ..request import ATTENTION, KERNELS, Request
+from ..weights import lora
 from ..weights.load import load_component, stored_bytes
 from .ledger import Ledger
 from .prices import Prices
@@ -184,13 +185,25 @@ def _check_precision(card: Card, device: str) -> None:
             require_precision(probe(device), component.dtype)
 
 
+def _check_adapters(card: Card, adapters: Sequence[lora.Use]) -> None:
+    """Raise where a component cannot have adapters: 8-bit layers have no room for them."""
+    for use in adapters:
+        if use.scale and card.components[use.component].dtype == FLOAT8:
+            raise BackendError(
+                f"adapters run on layers of plain precision, and component {use.component!r} has",
+                value=FLOAT8,
+                choices=DTYPES[:-1],
+                remedy="load it in one of these, or without adapters",
+            )
+
+
 class Instance:
     """A card bound to a device. The card is checked before any weight is read.
 
     `locate` says in which folder a component's files lie (and fetches them if they are elsewhere). `prepare` is the
     family's hook on a component just loaded, through which requests choose attention and kernels. `memory` is "high",
-    "low" or "auto" (`residence`). With `compile` the blocks of the generators are compiled; such a generator is a
-    component of its own, beside the plain one of another instance.
+    "low" or "auto" (`residence`). With `compile` the blocks of the generators are compiled, and `adapters` run on the
+    generators they name; such a generator is a component of its own, beside the plain one of another instance.
     """
 
     def __init__(
@@ -204,13 +217,19 @@ class Instance:
         prepare: Prepare | None = None,
         memory: str = "high",
         compile: bool = False,
+        adapters: Sequence[lora.Use] = (),
     ) -> None:
         validate(card, loops)
         _check_precision(card, device)
+        _check_adapters(card, adapters)
         if compile:
             require_compiler(device)
         self.card, self.loops, self.store = card, loops, store
-        self.binding = Binding(device, card.components[experts(card)[0]].dtype, compile=compile)
+        self.digest = card.digest  # hashing a card takes as long as many steps
+        self.adapters = tuple(adapters)
+        running = "; ".join(f"{use.component} {use.adapter.digest} {use.scale!r}" for use in self._running())
+        dtype = card.components[experts(card)[0]].dtype
+        self.binding = Binding(device, dtype, compile=compile, adapters=running)
         self._generators = tuple(card.components[name] for name in experts(card))
         self.locate, self.prepare = locate, prepare
         self._bindings: set[Binding] = set()
@@ -237,7 +256,7 @@ class Instance:
         ours = self.binding
         if ours.device == OUTLINE:
             return ours
-        binding = Binding(ours.device, ours.precision, request.attention, request.kernels, ours.compile)
+        binding = replace(ours, attention=request.attention, kernels=request.kernels)
         if binding not in self._bindings:
             if self.prepare is None and (binding.attention, binding.kernels) != (ATTENTION, KERNELS):
                 raise BackendError(
@@ -319,6 +338,9 @@ class Instance:
 
     def _loaded(self, component: Component, folder: Path, device: str) -> object:
         part = load_component(component, folder, device)
+        if running := self._running(component):
+            assert isinstance(part, torch.nn.Module)
+            lora.attach(part, [(use.adapter, use.scale) for use in running])
         if self.prepare is not None:
             self.prepare(component, part)
         if self._compiles(component):
@@ -329,11 +351,17 @@ class Instance:
     def _compiles(self, component: Component) -> bool:
         return self.binding.compile and component in self._generators
 
+    def _running(self, component: Component | None = None) -> list[lora.Use]:
+        """The adapters that count for something: of a component, or all."""
+        ours = [use for use in self.adapters if use.scale]
+        return [use for use in ours if component is None or self.card.components[use.component] == component]
+
     def _identity(self, component: Component) -> tuple[Path, tuple[object, ...]]:
         """The folder of the component's files, and what tells the component from any other."""
         folder = self.locate(self.card, component)
         device = self.binding.device if component.dtype else "host"
-        form = ("compiled",) if self._compiles(component) else ()
+        form: tuple[object, ...] = ("compiled",) if self._compiles(component) else ()
+        form += tuple((use.adapter.digest, use.scale) for use in self._running(component))
         return folder, (folder.resolve(), component.subfolder, component.kind, component.dtype, device, *form)
 
     def set_aside(self, ledger: Ledger) -> None:
@@ -345,7 +373,7 @@ class Instance:
         sizes = {}
         for component in weighted:
             folder, identity = self._identity(component)
-            sizes[identity] = stored_bytes(component, folder)
+            sizes[identity] = self._bytes(component, folder)
         if self.memory == "low":
             largest = max(sizes, key=sizes.__getitem__)
             sizes = {largest: sizes[largest]}
@@ -356,4 +384,10 @@ class Instance:
         """Bytes of the weights that are still to be loaded."""
         weighted = [component for component in self.card.components.values() if component.dtype]
         located = [(component, *self._identity(component)) for component in weighted]
-        return sum(stored_bytes(c, folder) for c, folder, identity in located if identity not in self.store)
+        return sum(self._bytes(c, folder) for c, folder, identity in located if identity not in self.store)
+
+    def _bytes(self, component: Component, folder: Path) -> int:
+        """Of the component's weights and of its adapters, which take its dtype."""
+        width = torch_dtype(component.dtype).itemsize
+        matrices = [tensor for use in self._running(component) for tensor in use.adapter.tensors.values()]
+        return stored_bytes(component, folder) + sum(tensor.numel() * width for tensor in matrices)

@@ -3,9 +3,9 @@
     save(job, "job.safetensors")
     job = restore(model, "job.safetensors")
 
-The file holds the request, the card's digest, the place in the program, the slots, the loop's state and the contents
-of the pages it leases, with the versions of the weights they came of: under others they are no good. States are
-dataclasses of plain values and tensors; nothing is pickled. Deliberately absent: weights.
+The file holds the request, the card's digest, which adapters ran, the place in the program, the slots, the loop's
+state and the contents of the pages it leases, with the versions of the weights they came of: under others they are no
+good. States are dataclasses of plain values and tensors; nothing is pickled. Deliberately absent: weights.
 """
 
 import json
@@ -57,6 +57,7 @@ def save(job: Job, path: str | Path) -> None:
     head = {
         "format": FORMAT,
         "card": job.model.card.digest,
+        "adapters": job.model.binding.adapters,
         "request": values,
         "pixels": {name: [frames.shape, frames.source] for name, frames in pixels.items()},
         "stage": job.stage,
@@ -86,6 +87,8 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
         raise StateError(f"{path} has another format", value=found, choices=(FORMAT,))
     if head.get("card") != model.card.digest:
         raise StateError(f"{path} belongs to another card", value=head.get("card"), choices=(model.card.digest,))
+    if (ran := head.get("adapters", "")) != model.binding.adapters:
+        raise StateError(f"{path} ran with other adapters", value=ran, choices=(model.binding.adapters or "none",))
     try:
         job = _continued(model, head, tensors, listener)
     except CapacityError:
@@ -106,7 +109,8 @@ def _continued(
     job = Job(model, from_json(head["request"], pixels), listener=listener)
     job.stage, job.index = head["stage"], head["index"]
     device = model.binding.device
-    moved = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith("pixels/")}
+    # copies, because a file's tensors lie at odd addresses, and the last bits of small products depend on that
+    moved = {name: t.to(device, copy=True) for name, t in tensors.items() if not name.startswith("pixels/")}
     job.slots = _unpack(head["slots"], dict[str, torch.Tensor], moved)
     for name, packed in head["leases"].items():
         job.leases[name] = _unpack(packed, _Leased, moved).on(model)
