@@ -122,7 +122,8 @@ class Fleet:
         try:
             ray.get(begun)
         except ray.exceptions.RayActorError as error:
-            raise PoolError(f"an encoder worker ended before it began ({_first_line(error)})") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise PoolError(f"an encoder worker ended before it began ({reason})") from error
 
     def _connect(self) -> None:
         import ray
@@ -181,8 +182,8 @@ class _Burst:
             slot, want = self._busy.pop(done)
             try:
                 answer = json.loads(ray.get(done))
-            except ray.exceptions.RayActorError as error:
-                problem = self._died(slot, want, error)
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                problem = self._died(slot, want, str(error).strip().splitlines()[0])
             else:
                 self._deaths = 0
                 problem = _problem(answer)
@@ -199,17 +200,15 @@ class _Burst:
     def _next(self) -> Want | None:
         return self._again.popleft() if self._again else next(self._wants, None)
 
-    def _died(self, slot: int, want: Want, error: Exception) -> str | None:
+    def _died(self, slot: int, want: Want, reason: str) -> str | None:
         """Replace the worker; the want's problem if it has cost too many, else it is made again."""
         self._deaths += 1
         if self._deaths >= DEATHS:
-            raise PoolError(
-                f"encoder workers keep dying ({_first_line(error)})", remedy="see memory, or use one worker"
-            )
+            raise PoolError(f"encoder workers keep dying ({reason})", remedy="they may lack memory: ask for fewer")
         self._fleet.hire([slot])
         self._cost[want.key.name] += 1
         if self._cost[want.key.name] >= LIVES:
-            return f"ended {LIVES} encoder workers ({_first_line(error)})"
+            return f"ended {LIVES} encoder workers ({reason})"
         self._again.append(want)
         return None
 
@@ -221,7 +220,3 @@ def _problem(answer: dict[str, str]) -> str:
     if "error" in answer:
         raise PoolError(answer["error"])
     return answer["problem"]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
