@@ -55,7 +55,7 @@ def adapters(networks: Mapping[str, nn.Module], group: Group, folder: Path, *, a
     from ..weights import lora
 
     for role, network in networks.items():
-        tensors = gathered(lora.tensors(network), group)
+        tensors = lora.tensors(network)
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
             lora.save(folder / f"{role}.safetensors", tensors, alpha=alpha)
@@ -68,7 +68,8 @@ def gathered(tensors: Mapping[str, torch.Tensor], group: Group) -> dict[str, tor
     for name, tensor in tensors.items():
         complete = whole(tensor.detach())
         if group.first:
-            found[name] = complete.cpu()
+            # a copy of its own: what was gathered may be a part of a padded buffer
+            found[name] = complete.to("cpu", copy=True, memory_format=torch.contiguous_format)
     return found
 
 

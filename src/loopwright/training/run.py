@@ -54,12 +54,12 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Low-rank adapters instead of the weights themselves. `targets` are patterns of layer names."""
+    """Low-rank adapters instead of the weights themselves. `targets` are regular expressions for the ends of
+    layers' names; `alpha` None is the rank."""
 
     rank: int = 16
     alpha: float | None = None
-    targets: tuple[str, ...] = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0",
-                                "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")  # fmt: skip
+    targets: tuple[str, ...] = ("to_[qkv]", r"to_out\.0")
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
