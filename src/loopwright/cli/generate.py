@@ -37,6 +37,12 @@ FLAGS = (
     Flag("graphs", "auto (always on CUDA), always or never: capture steps as CUDA graphs; the same bits, sooner"),
     Flag("compile", "compile the generator's blocks: sooner still, close to the same values", bool),
     Flag("sampler", "another sampler than the model's, such as euler"),
+    Flag(
+        "lora",
+        "an adapter of the generator, FILE:0.8 to scale it; may be given again; for one of two experts NAME=FILE",
+        metavar="FILE",
+        many=True,
+    ),
     Flag("threads", "CPU threads", int, metavar="N"),
     Flag("config", "YAML or JSON with the names of these flags", metavar="FILE", in_file=False),
     Flag("like", "repeat this result; other flags change it", metavar="FILE"),
@@ -115,7 +121,7 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
 
     past, named = plan.past, arguments.model or arguments.model_path
     if past and not named and not arguments.revision:
-        model = past.load(arguments.device, arguments.memory or "auto")
+        model = past.load(arguments.device, arguments.memory or "auto", arguments.lora)
         if not (arguments.dtype or arguments.sampler or arguments.graphs or arguments.compile):
             return model
     return api.load(
@@ -127,6 +133,7 @@ def _load(arguments: argparse.Namespace, plan: Plan) -> "Model":
         memory=arguments.memory or "auto",
         graphs=arguments.graphs or "auto",
         compile=bool(arguments.compile or (past and not named and past.compile)),
+        lora=arguments.lora or (past.lora if past and not named else ()),
     )
 
 

@@ -4,12 +4,13 @@
     model = past.load()                       # refused if the model's card has changed since
     past.check_media("image", request.image)  # refused if the pixels have
 
-Deliberately absent: the weights' own identity; a card says what they are, not what they hold.
+Of adapters, which are small, the content is compared. Deliberately absent: the identity of the model's weights; a card
+says what they are, not what they hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import MediaError, RequestError, WeightsError
 from ..request import Frames
@@ -24,7 +25,10 @@ _APART = ("model", "task", "prompt", "image", "video", "image_digest", "video_di
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The record in `file`, its request taken apart. `media` are the sources, `digests` the pixels' hashes."""
+    """The record in `file`, its request taken apart. `media` are the sources, `digests` the pixels' hashes.
+
+    `lora` names its adapters as `--lora` does, and `adapters` are their digests.
+    """
 
     file: str
     model: str
@@ -34,14 +38,19 @@ class Past:
     dtypes: Mapping[str, str]
     sampler: str
     compile: bool
+    lora: tuple[str, ...]
+    adapters: tuple[str, ...]
     task: str
     prompt: str
     parameters: Mapping[str, Parameter]
     media: Mapping[str, str]
     digests: Mapping[str, str]
 
-    def load(self, device: str | None = None, memory: str = "auto") -> "Model":
-        """The model as it ran, its weights not read yet. Raises RequestError if its card has changed since."""
+    def load(self, device: str | None = None, memory: str = "auto", lora: Sequence[str] | None = None) -> "Model":
+        """The model as it ran, its weights not read yet, with these adapters if given, else with its own.
+
+        Raises RequestError if its card or an adapter has changed since.
+        """
         from .. import api
 
         try:
@@ -53,11 +62,13 @@ class Past:
                 sampler=self.sampler,
                 memory=memory,
                 compile=self.compile,
+                lora=lora or self.lora,
             )
         except WeightsError as error:
+            flags = "--lora for an adapter, or --model-path" if self.lora else "--model-path"
             raise WeightsError(
                 f"cannot load the model that made {self.file}: {error}",
-                remedy="if it lies elsewhere now, add --model-path",
+                remedy=f"if it lies elsewhere now, add {flags}",
             ) from error
         if model.card.digest != self.card:
             raise RequestError(
@@ -65,7 +76,18 @@ class Past:
                 value=self.card,
                 remedy=f"to run it as it is now, add --model-path {self.model}",
             )
+        if not lora:
+            self._check_adapters(model)
         return model
+
+    def _check_adapters(self, model: "Model") -> None:
+        for use, digest in zip(model.instance.adapters, self.adapters, strict=True):
+            if use.adapter.digest != digest:
+                raise RequestError(
+                    f"{use.adapter.file} is not the adapter that made {self.file}: it is {use.adapter.digest}, not",
+                    value=digest,
+                    remedy=f"bring it back, or add --lora {use.adapter.file} to use it as it is now",
+                )
 
     def source(self, name: str) -> str:
         """The file of its image or video. Raises RequestError if the pixels came from none."""
@@ -90,6 +112,7 @@ def read(file: str) -> Past:
     record = api.read_record(file)
     missing = [name for name in _NEEDED if not record.get(name)]
     request, dtypes, revision = record.get("request"), record.get("dtypes"), record.get("revision")
+    adapters = _adapters(record, file)
     if missing or not isinstance(request, Mapping) or not isinstance(dtypes, Mapping) or not request.get("task"):
         raise MediaError(
             f"{file} carries a record that lacks {', '.join(missing or ['its request'])}",
@@ -104,9 +127,23 @@ def read(file: str) -> Past:
         dtypes=dtypes,
         sampler=str(record["sampler"]),
         compile=bool(record.get("compile")),
+        lora=tuple(text for text, _ in adapters),
+        adapters=tuple(digest for _, digest in adapters),
         task=str(request["task"]),
         prompt=str(request.get("prompt", "")),
         parameters={name: value for name, value in request.items() if name not in _APART},
         media={name: str(request[name]) for name in ("image", "video") if request.get(name)},
         digests={name: str(request[f"{name}_digest"]) for name in ("image", "video") if f"{name}_digest" in request},
     )
+
+
+def _adapters(record: Mapping[str, object], file: str) -> list[tuple[str, str]]:
+    """Each as `--lora` names it, and its digest. Records of models without adapters may not speak of them."""
+    listed = cast(Sequence[Mapping[str, object]], record.get("lora", ()))
+    try:
+        return [(f"{one['component']}={one['file']}:{one['scale']}", str(one["digest"])) for one in listed]
+    except (KeyError, TypeError) as error:
+        remedy = "give a file that loopwright generate wrote"
+        raise MediaError(
+            f"{file} carries a record that does not say which adapters ran ({error!r})", remedy=remedy
+        ) from error

@@ -63,6 +63,8 @@ def as_size(count: int) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(_plain, value)) or "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return "-" if value in (None, "") else " ".join(str(value).split())

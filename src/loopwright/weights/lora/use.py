@@ -24,11 +24,6 @@ class Use:
     adapter: Adapter
     scale: float
 
-    @property
-    def text(self) -> str:
-        """As a user writes it, from any folder."""
-        return f"{self.component}={self.adapter.file}:{self.scale!r}"
-
     def record(self) -> dict[str, str | float]:
         """What tells it from others, as JSON values."""
         return {
