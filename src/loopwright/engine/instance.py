@@ -272,6 +272,15 @@ class Instance:
         """The component, loaded on first use. Raises CardError for a name the card does not declare."""
         return self._resident(name).part
 
+    def put(self, name: str, module: torch.nn.Module) -> None:
+        """Run a module that is in memory already as that component, such as one in training; before its first use.
+
+        Only this instance does. Tell it by `changed` whenever the weights have changed.
+        """
+        assert name in self.card.components and name not in self._residents
+        device = self.binding.device
+        self._residents[name] = self.store.get(("given", id(module)), lambda: module, device=device)
+
     def version(self, name: str) -> int:
         """The version of the component's weights, from 1."""
         return self._resident(name).version
