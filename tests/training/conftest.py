@@ -39,7 +39,7 @@ def run_of(rows_file, checkpoint, warm_caches, tmp_path) -> RunOf:
             **(data or {}),
         }
         length = {} if {"steps", "epochs"} & set(settings) else {"epochs": 2}
-        plain = {"model": folder, "output": str(tmp_path / "out"), "batch_size": 3, "device": "cpu", "sinks": ["csv"]}
+        plain = {"model": folder, "output": str(tmp_path / "out"), "batch_size": 3, "device": "cpu", "sinks": []}
         return build(Run, {**plain, **length, **settings, "data": given})
 
     return make

@@ -133,7 +133,7 @@ def _check_machine(run: Run, card: Card, device: str) -> None:
         raise BackendError("attention has no backward pass", value=run.attention, choices=choices)
     if device.startswith("cuda:") and size() > 1:
         raise RequestError("device names one of several", value=device, remedy="write cuda: each process takes its own")
-    for package in (_PLOTS, *(sink for sink in run.sinks if sink != "csv")):
+    for package in (_PLOTS, *run.sinks):
         if importlib.util.find_spec(package) is None:
             what = "the summary's plots" if package == _PLOTS else f"sinks: {package}"
             extra = "loopwright[train]" if package in (_PLOTS, "tensorboard") else package

@@ -150,6 +150,7 @@ class Run:
         train: the networks to train, by their names on the card; none means all that generate.
         precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
         ema: decay of the averaged weights; None keeps none.
+        sinks: where metrics go besides `metrics.csv` in the run's folder.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 
@@ -176,7 +177,7 @@ class Run:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     evaluation: Evaluation | None = None
     previews: Previews | None = None
-    sinks: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = ("csv", "tensorboard")
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ("tensorboard",)
     train_only: bool = False
 
     def __post_init__(self) -> None:

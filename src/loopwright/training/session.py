@@ -20,12 +20,13 @@ from ..backends.precision import torch_dtype
 from ..distributed.group import Group, joined
 from ..files import replacing
 from ..request import KERNELS
-from . import export, networks
+from . import export, networks, summary
 from .checkpoint import Checkpoints
 from .feed import Feed, Prepared, prepare
 from .interrupt import asked
 from .methods import METHODS, Material
 from .plan import RUN, Plan, encoded, make
+from .previews import Previews
 from .run import Run, text
 from .sinks import Sink, opened
 from .trainer import Trainer
@@ -87,12 +88,15 @@ class Session:
         trainer = self._trainer()
         if trainer.resume(self._display.say):
             self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
+        previews = Previews(plan, group, trainer.networks) if plan.previews else None
         sinks = opened(plan.run, plan.output, trainer.step) if group.first else []
         try:
-            finished = self._steps(trainer, sinks, prepared)
+            finished = self._steps(trainer, sinks, prepared, previews)
         finally:
             for sink in sinks:
                 sink.close()
+        if group.first:
+            summary.write(plan)
         return Outcome(finished, trainer.step, self._leave(trainer) if finished else None)
 
     def _encode(self) -> Prepared:
@@ -122,9 +126,11 @@ class Session:
             held=held,
         )
 
-    def _steps(self, trainer: Trainer, sinks: list[Sink], prepared: Prepared) -> bool:
+    def _steps(self, trainer: Trainer, sinks: list[Sink], prepared: Prepared, previews: "Previews | None") -> bool:
         """Whether the end was reached."""
         extra: dict[str, float] = {"cache_misses": prepared.misses, "encode_seconds": prepared.seconds}
+        if previews is not None and trainer.step == 0:
+            previews.make(0)
         with asked() as stop:
             for metrics in trainer.train():
                 measured = {**metrics, **extra, **self._due(trainer)}
@@ -136,6 +142,8 @@ class Session:
                 last = trainer.step >= trainer.steps
                 if last or stopped or trainer.step % self.plan.run.checkpoints.every == 0:
                     trainer.save()
+                if previews is not None and (last or trainer.step % previews.every == 0):
+                    previews.make(trainer.step)
                 if stopped and not last:
                     return False
         return True

@@ -29,14 +29,9 @@ class Sink(Protocol):
 
 
 def opened(run: Run, output: Path, step: int) -> list[Sink]:
-    """The sinks of a run of which so many steps are done."""
-    return [_opened(name, run, output, step) for name in run.sinks]
-
-
-def _opened(name: str, run: Run, output: Path, step: int) -> "Sink":
-    if name == "csv":
-        return Csv(output / METRICS, step)
-    return TensorBoard(output, step) if name == "tensorboard" else Tracker(name, run, output)
+    """The sinks of a run of which so many steps are done; a CSV file is always among them."""
+    others = [TensorBoard(output, step) if name == "tensorboard" else Tracker(name, run, output) for name in run.sinks]
+    return [Csv(output / METRICS, step), *others]
 
 
 def table(path: Path) -> list[dict[str, float]]:

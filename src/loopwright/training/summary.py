@@ -1,0 +1,89 @@
+"""What a run came to, for people: a page in Markdown and plots, from its metrics.
+
+write(plan)         # summary.md and plots/*.png in the run's folder
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from ..files import replacing
+from .plan import Plan
+from .run import text
+from .sinks import METRICS, table
+
+SUMMARY, PLOTS = "summary.md", "plots"
+Rows = Sequence[Mapping[str, float]]
+_SHOWN: Mapping[str, Callable[[str], bool]] = {
+    "loss": lambda name: name in ("loss", "held_out/loss", "held_out/ema_loss"),
+    "loss-by-noise": lambda name: name.startswith("loss/"),
+    "learning-rate": lambda name: name == "lr",
+    "gradient-norm": lambda name: name == "grad_norm",
+    "throughput": lambda name: name == "tokens_per_second",
+}
+_WINDOW = 50  # of a curve's points its running mean is over, at most a tenth of them
+
+
+def write(plan: Plan) -> None:
+    """Write the page and its plots, from whatever has been measured so far."""
+    rows = table(plan.output / METRICS)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    plots = [name for name, of in _SHOWN.items() if any(map(of, names))]
+    for plot in plots:
+        _draw(plan.output / PLOTS / f"{plot}.png", rows, list(filter(_SHOWN[plot], names)), title=plot)
+    with replacing(plan.output / SUMMARY) as temporary:
+        temporary.write_text(_page(plan, rows, plots), encoding="utf-8")
+
+
+def _page(plan: Plan, rows: Rows, plots: Sequence[str]) -> str:
+    figures = [f"| {name} | {value} |" for name, value in _figures(plan, rows).items()]
+    pictures = [f"![{plot}]({PLOTS}/{plot}.png)" for plot in plots]
+    head = f"# {plan.output.name}: {plan.card.name} by {plan.run.method}"
+    parts = [head, "\n".join(["| | |", "| --- | --- |", *figures]), *pictures]
+    return "\n\n".join([*parts, "## All settings", f"```yaml\n{text(plan.run)}```"]) + "\n"
+
+
+def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
+    found = {
+        "networks trained": ", ".join(plan.roles),
+        "rows": f"{len(plan.rows)}, and {len(plan.held_rows)} held out" if plan.held_rows else str(len(plan.rows)),
+        "steps": f"{int(rows[-1]['step']) if rows else 0} of {plan.steps}",
+    }
+    for name in ("loss", "held_out/loss", "held_out/ema_loss"):
+        if values := [row[name] for row in rows if name in row]:
+            found[name] = _course(values)
+    for name in ("samples_per_second", "tokens_per_second"):
+        if values := [row[name] for row in rows if name in row]:
+            found[f"{name.replace('_', ' ')} (median)"] = f"{median(values):.4g}"
+    found["entries encoded"] = f"{sum(row.get('cache_misses', 0) for row in rows):.0f}"
+    return found
+
+
+def _course(values: Sequence[float]) -> str:
+    """Beginning and end, each the mean of a tenth."""
+    count = max(len(values) // 10, 1)
+    begun, ended = (sum(part) / len(part) for part in (values[:count], values[-count:]))
+    return f"{begun:.4f} → {ended:.4f} ({ended / begun - 1:+.1%})"
+
+
+def _draw(path: Path, rows: Rows, names: Sequence[str], *, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in names:
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        window = min(max(len(values) // 10, 1), _WINDOW)
+        (line,) = axes.plot(steps, values, linewidth=0.5, alpha=0.4 if window > 1 else 1.0)
+        axes.plot(steps, _smooth(values, window), color=line.get_color(), label=name)
+    axes.set_xlabel("step")
+    axes.set_title(title)
+    axes.legend(fontsize="small")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def _smooth(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and those before it in the window."""
+    return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]

@@ -1,0 +1,55 @@
+"""Previews are what the engine serves with the weights as they are: the same requests, and other pictures as they change."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import workers
+
+import loopwright
+from loopwright import media
+from loopwright.api import read_record
+from loopwright.distributed.launch import launch
+from loopwright.engine.instance import Store
+from loopwright.training.run import text
+from loopwright.training.session import train
+
+SMALL = {"height": 32, "width": 32, "num_frames": 5, "num_inference_steps": 2, "max_sequence_length": 32}
+PREVIEWS = {"prompts": ["a red fox", "a blue bird"], "every": 2, "seed": 7}
+
+
+def pixels(path: Path) -> np.ndarray:
+    return media.read_video(path)[0]
+
+
+def test_the_first_and_the_last_preview_are_what_the_parent_and_the_result_generate(run_of, tmp_path):
+    still = {**SMALL, "num_frames": 1}  # a PNG keeps every pixel
+    run = run_of(steps=3, optimiser={"lr": 1e-2}, previews={**PREVIEWS, "parameters": still})
+    result = train(run).result
+    files = sorted(path.name for path in (Path(run.output) / "previews").iterdir())
+    assert files == [f"step-{step:08}-{index}.png" for step in (0, 2, 3) for index in (0, 1)]
+    for folder, step in ((run.model, 0), (result, 3)):
+        model = loopwright.load(folder, device="cpu", store=Store(0))
+        for parameter in model.instance.part("transformer").parameters():
+            parameter.data = parameter.data.clone()  # aligned as a network in training is
+        for index, prompt in enumerate(PREVIEWS["prompts"]):
+            made = model.generate(prompt, task="text_to_video", seed=7, **still).image
+            shown = media.read_image(Path(run.output) / "previews" / f"step-{step:08}-{index}.png")
+            np.testing.assert_array_equal(shown, made)
+    record = read_record(Path(run.output) / "previews" / "step-00000002-1.png")
+    assert record["model"].endswith("after step 2") and record["request"]["prompt"] == "a blue bird"
+
+
+def test_previews_change_nothing_in_training_and_two_processes_make_them_together(run_of, tmp_path):
+    plain = run_of(steps=2, optimiser={"lr": 1e-3}, output=str(tmp_path / "plain"))
+    shown = run_of(steps=2, optimiser={"lr": 1e-3}, previews={**PREVIEWS, "parameters": SMALL})
+    a, b = (train(run).result / "transformer/diffusion_pytorch_model.safetensors" for run in (plain, shown))
+    assert a.read_bytes() == b.read_bytes()
+    both = run_of(
+        steps=2, optimiser={"lr": 1e-3}, previews={**PREVIEWS, "parameters": SMALL}, output=str(tmp_path / "two")
+    )
+    (tmp_path / "two.yaml").write_text(text(both))
+    assert launch(2, workers.whole, (str(tmp_path / "two.yaml"),)) == 0
+    name = "previews/step-00000002-0.mp4"
+    ours, theirs = (torch.from_numpy(pixels(Path(run.output) / name)).float() for run in (both, shown))
+    assert ours.shape == (5, 32, 32, 3) and float((ours - theirs).abs().mean()) < 2
