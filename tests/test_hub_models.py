@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import loopwright
+import tiny
+from loopwright.weights import lora
+from lora_files import matrices
 from standin_hub import StandinHub
 from support import media_for
 
@@ -68,3 +71,13 @@ def test_an_unknown_revision_is_one_line(hub, tmp_path):
     failed = generate(hub, tmp_path / "home", REPO, "--prompt", "a fox", "--revision", "v9")
     assert failed.returncode == 2
     assert failed.stderr.strip().splitlines()[-1].startswith("loopwright: error: tester/tiny-wan has no such revision")
+
+
+def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_fetched(hub, checkpoint, tmp_path):
+    other = tiny.reference(checkpoint("ti2v"), "ti2v").transformer
+    file = lora.save(tmp_path / "other.safetensors", matrices(other, ["proj_out"]), alpha=4)
+    failed = generate(hub, tmp_path / "home", REPO, "--prompt", "a fox", "--lora", str(file))
+    assert failed.returncode == 2
+    assert "other.safetensors: the matrices of proj_out do not fit" in failed.stderr.strip().splitlines()[-1]
+    fetched = {path.name for path in (tmp_path / "home").rglob("*")}
+    assert "model_index.json" in fetched and not any(name.endswith(".safetensors") for name in fetched)
