@@ -30,14 +30,14 @@ class Boom(Exception):
 
 def add(parts: Mapping[str, object], *, total: torch.Tensor, amount: float) -> Tensors:
     """One more."""
-    return {"total": total + amount, "seen": total.sum(1)}
+    return {"total": total + amount, "seen": total.sum(1), "finite": total.isfinite().all(1)}
 
 
 def add_lent(
     parts: Mapping[str, object], *, total: torch.Tensor, lent: tuple[torch.Tensor, ...], amount: float
 ) -> Tensors:
     """One more, and what is lent."""
-    return {"total": total + amount + torch.cat(lent), "seen": total.sum(1)}
+    return {"total": total + amount + torch.cat(lent), "seen": total.sum(1), "finite": total.isfinite().all(1)}
 
 
 def fail(parts: Mapping[str, object], *, total: torch.Tensor, amount: float) -> Tensors:
@@ -85,7 +85,7 @@ class Count:
         op = fail if state.done == self.fails else add_lent if state.lent else add
         handles = {"lent": Ref("given")} if state.lent and op is not fail else {}
         return Step(op, ("transformer",), state.binding, {"total": state.total}, handles, {"amount": 1.0}, Unit.DENOISE,
-                    ("seen",) if op is not fail else ())  # fmt: skip
+                    ("seen",) if op is not fail else (), "count" if op is not fail else "")  # fmt: skip
 
     def advance(self, state: CountState, result: Result) -> tuple[CountState, Tensors]:
         total = result.tensors["total"]

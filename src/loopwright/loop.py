@@ -109,7 +109,10 @@ class Step:
             (`kv`: tensors by name, pages on dim 0), and two rows: the pages in the order of what they hold (`kv_pages`,
             int32 [1, C]) and how many tokens there are to read (`kv_length`, int32 [1]).
         static: hashable arguments; part of the key.
-        reads: results the host must see; `advance` gets them as Python lists, a value a row.
+        reads: results that decide what comes next; the host waits for them, `advance` gets them as Python lists, a
+            value a row.
+        finite: what to call the step where its result `finite` (bool [B]) is false, which ends the request. Nothing
+            waits for it: it is looked at when the device has come so far, at the latest when the stage ends.
     """
 
     op: Op
@@ -120,6 +123,7 @@ class Step:
     static: Mapping[str, Hashable] = field(default_factory=dict)
     unit: Unit = Unit.ENCODE
     reads: tuple[str, ...] = ()
+    finite: str = ""
     leases: Mapping[str, PoolRef] = field(default_factory=dict)
 
 

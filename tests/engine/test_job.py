@@ -341,8 +341,6 @@ def test_an_observer_sees_every_step_and_what_it_gave(ask: Callable) -> None:
     assert len(log.steps) == 2 * sum(isinstance(e, Stepped) for e in events)
     denoised = [r.tensors["latents"] for s, r in zip(log.steps, log.results, strict=True) if s.unit is Unit.DENOISE]
     assert torch.equal(denoised[-1], job.output["latents"])
-    assert all(result.host == {name: result.tensors[name].tolist() for name in step.reads}
-               for step, result in zip(log.steps, log.results, strict=True))  # fmt: skip
 
 
 def test_an_observer_that_fails_ends_its_job_alone() -> None:

@@ -486,7 +486,7 @@ REAL = """
     def add(parts, *, total, amount):
         calls.append(len(total))
         big = total.unsqueeze(-1).expand(-1, -1, WIDTH // 4).contiguous()
-        return {{"total": total + amount + big[..., -1] * 0, "seen": total.sum(1)}}
+        return {{"total": total + amount + big[..., -1] * 0, "seen": total.sum(1), "finite": total.isfinite().all(1)}}
 
     fakes.add = add
     fake = Fake([Count(steps=3)])

@@ -11,6 +11,7 @@ from ..backends.device import pick
 from ..card import Card, derive, experts
 from ..engine.env import RequestEnv
 from ..engine.execute import Call, eager
+from ..engine.flags import Flags, not_finite
 from ..engine.instance import Instance, Store
 from ..engine.job import host_values
 from ..loop import Result, Step, key_of
@@ -58,6 +59,8 @@ def run(encoder: Encoder, semantics: str, request: Request, inputs: Mapping[str,
     while (step := loop.next(state)) is not None:
         assert isinstance(step, Step), f"{semantics} waits, which an encoder cannot"
         tensors = eager(model, Call(step, key_of(step, model.version, {}), step.tensors, {}, 1))
+        if not all(Flags(step, tensors).wait() or ()):
+            raise not_finite(step.finite)
         state, _ = loop.advance(state, Result(tensors, host_values(step, tensors)))
     (out,) = loop.finish(state).values()
     return out

@@ -16,8 +16,9 @@ from ..errors import ModelError
 from ..loop import Tensors
 from ..request import Request
 from .execute import Call, Executor, eager
+from .flags import Flags
 from .instance import Instance
-from .job import Job, host_values
+from .job import Job
 from .merge import MERGED, prove
 from .prices import SETTLED, Prices, label
 
@@ -58,7 +59,7 @@ def _measured(call: Call, name: str, prices: Prices, limit: int, run: Callable[[
         joined = _repeated(call, rows)
         for _ in range(SETTLED + 1):
             begun = time.perf_counter()
-            host_values(call.step, run(joined))
+            Flags(call.step, run(joined)).wait()
             prices.learn(name, rows, time.perf_counter() - begun)
         best = prices.rows(name, limit, limit)
         if best <= rows or rows * 2 > limit:

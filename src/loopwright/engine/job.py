@@ -9,7 +9,7 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ from ..request import Request
 from .env import RequestEnv
 from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
 from .execute import Call, Executor, eager
+from .flags import Flags, not_finite
 from .instance import Instance
 
 Listener = Callable[[Event], None]
@@ -33,6 +34,18 @@ class Observer(Protocol):
     """Sees every step of a job after it ran: for parity, traces and capture. Must not change what it sees."""
 
     def on_step(self, job: "Job", step: Step, key: Key, result: Result) -> None: ...
+
+
+@dataclass(slots=True)
+class _Told:
+    """What there is to tell of a step whose result was taken: `left` steps after it, `seconds` for taking it."""
+
+    stage: str
+    step: Step
+    index: int
+    left: int
+    emitted: Tensors
+    seconds: float
 
 
 class Job:
@@ -56,6 +69,8 @@ class Job:
         self.seconds = 0.0
         self.wake: Callable[[], None] | None = None  # told of `cancel` and `feed`, from whichever thread
         self.forecast: Callable[[int], float | None] | None = None  # steps left in the stage -> seconds left in all
+        self.settle: Callable[[], None] | None = None  # confirms what is not yet: a stage ends with nothing open
+        self._unconfirmed: _Told | None = None
         self._outputs = set(model.card.programs[request.task].outputs.values())
         self._started = 0.0
         self._listener, self._observers = listener, tuple(observers)
@@ -102,11 +117,12 @@ class Job:
         """Run this job's pending step alone."""
         begun = time.perf_counter()
         try:
-            result = perform(self.model, call, execute)
+            result, flags = perform(self.model, call, execute)
+            fine = flags.wait()
         except Exception as error:
             self.fail(error)
         else:
-            self.complete(call, result, time.perf_counter() - begun)
+            self.complete(call, result, time.perf_counter() - begun, fine is None or all(fine))
 
     def pending(self) -> Call | None:
         """The step to run next, as a call for this job alone; None if the job has ended or waits.
@@ -126,10 +142,29 @@ class Job:
             self.fail(error)
             return None
 
-    def complete(self, call: Call, result: Result, seconds: float) -> None:
+    def complete(self, call: Call, result: Result, seconds: float, finite: bool = True) -> None:
         """Take the result of a pending step, which took `seconds`."""
+        self.advance(call, result)
+        self.confirm(seconds, finite)
+
+    def advance(self, call: Call, result: Result) -> None:
+        """Take the result of a pending step, of which is not known yet how long it takes and whether it is finite."""
+        if self.ended:
+            return
         try:
-            self._complete(call.step, call.key, result, seconds)
+            self._advance(call.step, call.key, result)
+        except Exception as error:
+            self.fail(error)
+
+    def confirm(self, seconds: float, finite: bool) -> None:
+        """The step whose result was taken last took `seconds`; now its events are told. Without any, nothing."""
+        told, self._unconfirmed = self._unconfirmed, None
+        if told is None or self.ended:
+            return
+        try:
+            if not finite:
+                raise not_finite(told.step.finite)
+            self._tell(told, seconds)
         except Exception as error:
             self.fail(error)
 
@@ -185,7 +220,7 @@ class Job:
             lease.release()
         self.leases = {}
 
-    def _complete(self, step: Step, key: Key, result: Result, seconds: float) -> None:
+    def _advance(self, step: Step, key: Key, result: Result) -> None:
         begun, bound = time.perf_counter(), self.stages[self.stage]
         for observer in self._observers:
             observer.on_step(self, step, key, result)
@@ -193,11 +228,14 @@ class Job:
             left = sum(count for _, count in bound.loop.outlook(self.state)) - 1
             self.state, emitted = bound.loop.advance(self.state, result)
         self.index += 1
-        seconds += time.perf_counter() - begun
-        eta = None if self.forecast is None else self.forecast(left)
-        self._emit(Stepped(self.id, bound.stage.name, step.unit, self.index, self.index + left, seconds, eta))
-        if emitted:
-            self._emit(Artifact(self.id, bound.stage.name, emitted))
+        self._unconfirmed = _Told(bound.stage.name, step, self.index, left, emitted, time.perf_counter() - begun)
+
+    def _tell(self, told: "_Told", seconds: float) -> None:
+        eta = None if self.forecast is None else self.forecast(told.left)
+        total, seconds = told.index + told.left, seconds + told.seconds
+        self._emit(Stepped(self.id, told.stage, told.step.unit, told.index, total, seconds, eta))
+        if told.emitted:
+            self._emit(Artifact(self.id, told.stage, told.emitted))
 
     def _wake(self) -> None:
         if self.wake is not None:
@@ -213,6 +251,10 @@ class Job:
         self.state, self.index = bound.loop.init(self.request, inputs, self.env), 0
 
     def _leave(self, bound: Bound) -> None:
+        if self.settle is not None:
+            self.settle()
+            if self.ended:
+                return
         written = bound.loop.finish(self.state)
         if len(bound.stage.writes) == 1:
             written = dict(zip(bound.stage.writes, written.values(), strict=True))
@@ -236,6 +278,7 @@ class Job:
     def _end(self, status: str, event: Event) -> None:
         self._release()
         self.status, self.state, self.slots, self.waiting_for = status, None, {}, ""
+        self._unconfirmed = None
         self._emit(event)
 
     def _emit(self, event: Event) -> None:
@@ -250,8 +293,10 @@ class Job:
                 warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
-def perform(model: Instance, call: Call, execute: Executor) -> Result:
-    """The result of a call for one request. Embeddings this process has computed before are not computed again."""
+def perform(model: Instance, call: Call, execute: Executor) -> tuple[Result, Flags]:
+    """The result of a call for one request, and whether it is finite. Embeddings this process has computed before are
+    not computed again.
+    """
     step = call.step
     if step.unit is not Unit.EMBED:
         tensors = execute(model, call)
@@ -259,7 +304,7 @@ def perform(model: Instance, call: Call, execute: Executor) -> Result:
         owner, version = model.origin(step.uses[0]), model.version(step.uses[0])
         key = (step.op, version, step.binding, tuple(step.static.items()), content(step.tensors))
         tensors = model.store.features.compute(owner, key, lambda: execute(model, call))
-    return Result(tensors, host_values(step, tensors))
+    return Result(tensors, host_values(step, tensors)), Flags(step, tensors)
 
 
 def host_values(step: Step, tensors: Tensors) -> dict[str, list[float]]:

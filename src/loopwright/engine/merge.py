@@ -1,7 +1,7 @@
 """Steps of several requests in one call: rows concatenated, the op called once, each request given its own row.
 
     merger = Merger()
-    results = merger.run([job_a, job_b], [pending_a, pending_b])        # their steps have the same key
+    results, flags = merger.run([job_a, job_b], [pending_a, pending_b])     # their steps have the same key
 
 In `fixed` mode a call always has the requests' number of rows, empty places filled with copies of the first, so that a
 row's bits depend on nobody; that this holds is proved for a key before it is used. Constant conditioning is put
@@ -19,6 +19,7 @@ from ..caches.pool import Storage
 from ..errors import BackendError
 from ..loop import Key, Result, Step, Tensors, Unit
 from .execute import Call, Executor, Handles, eager
+from .flags import Flags
 from .instance import Instance
 from .job import Job, host_values
 
@@ -36,14 +37,18 @@ class Merger:
         self.calls = 0
         self.rows = 0
 
-    def run(self, jobs: Sequence[Job], calls: Sequence[Call]) -> list[Result]:
-        """Run the jobs' pending calls, all of one key, as one; each job's own result. Raises what the op raises."""
+    def run(self, jobs: Sequence[Job], calls: Sequence[Call]) -> tuple[list[Result], Flags]:
+        """Run the jobs' pending calls, all of one key, as one: each job's own result, and whether they are finite.
+
+        Raises what the op raises.
+        """
         rows = rows_of(jobs)
         places = [*range(len(jobs)), *[0] * (rows - len(jobs))]
         self._prove(jobs[0].model, calls[0], rows, jobs[0].request.mode)
         tensors = self._execute(jobs[0].model, self._joined(jobs, calls, places))
         self.calls, self.rows = self.calls + 1, self.rows + len(jobs)
-        return _split(calls[0].step, tensors, len(jobs))
+        flags = Flags(calls[0].step, tensors)
+        return _split(calls[0].step, tensors, len(jobs)), flags
 
     def forget(self, job: Job) -> None:
         """Give back what was kept for groups with this job."""
@@ -133,7 +138,7 @@ def rows_of(jobs: Sequence[Job]) -> int:
 
 
 def _split(step: Step, tensors: Tensors, count: int) -> list[Result]:
-    """Each request's row, as its own copy: nothing keeps the call's buffers. Asked for before the host waits."""
+    """Each request's row, as its own copy: nothing keeps the call's buffers."""
     parts: Mapping[str, Sequence[torch.Tensor]] = {name: tensor.split(1) for name, tensor in tensors.items()}
     rows = [{name: part[i].clone() for name, part in parts.items()} for i in range(count)]
     host = host_values(step, tensors)

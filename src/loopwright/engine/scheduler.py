@@ -15,13 +15,15 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ..errors import CapacityError, RequestError, StateError
 from ..loop import Key, Result, Unit
 from .entry import Entry, Group
-from .execute import Executor, eager
+from .execute import Call, Executor, eager
+from .flags import Flags
 from .forecast import Forecasts
 from .job import Job, detach, out_of_memory, perform
 from .ledger import Ledger, Need
@@ -33,6 +35,17 @@ from .sizes import shape_of
 PREPARING = (Unit.EMBED, Unit.ENCODE)
 _POLL = 0.005  # Seconds between two looks at memory that requests of another scheduler hold.
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call that was asked for at `begun` and has not been seen to end."""
+
+    entries: Sequence[Entry]
+    flags: Flags
+    begun: float
+    label: str
+    rows: int
 
 
 class Scheduler:
@@ -67,6 +80,8 @@ class Scheduler:
         self._early: dict[int, Entry] = {}
         self._ceilings: dict[str, int] = {}
         self._orders = itertools.count()
+        self._flight: Flight | None = None
+        self._seen = 0.0  # when the call before was seen to have ended
 
     def submit(
         self, job: Job, *, priority: str = "normal", deadline: float | None = None, arrived: float | None = None
@@ -88,6 +103,7 @@ class Scheduler:
         entry = Entry(job, next(self._orders), arrived, deadline, priority, kind, need)
         self._forecasts.turn(entry)
         entry.score = self._policy(entry)
+        job.settle = self._settle
         job.wake = lambda: self._woken.append(entry)
         job.forecast = lambda steps: self._forecasts.until_done(entry, steps)
         self._entries[job.id] = entry
@@ -100,6 +116,9 @@ class Scheduler:
             self._admit()
         lead = self._lead()
         if lead is None:
+            if self._flight is not None:
+                self._settle()
+                return True
             return self._make_room()
         if lead.stale:
             self._withdraw(lead)
@@ -314,27 +333,55 @@ class Scheduler:
         self._run(entries[half:])
 
     def _call(self, entries: Sequence[Entry]) -> Exception | None:
-        """Run the call and hand out its results; or the error it raised, which keeps no tensors alive."""
-        begun = self._clock()
+        """Ask for the call and hand out its results; or the error it raised, which keeps no tensors alive.
+
+        The device may compute them still: only then is the call before looked at, so that there is always one to do.
+        """
+        begun, calls = self._clock(), [entry.pending for entry in entries if entry.pending is not None]
         try:
-            results = self._results(entries)
+            results, flags = self._results(entries, calls)
         except Exception as error:
             detach(error)
             return error
-        seconds = self._clock() - begun
-        self._took(entries, seconds)
-        for entry, result in zip(entries, results, strict=True):
-            assert entry.pending is not None
-            entry.job.complete(entry.pending, result, seconds)
+        self._settle()
+        lead = entries[0]
+        rows = rows_of([entry.job for entry in entries]) if lead.shares else 1
+        self._flight = Flight(entries, flags, begun, lead.group.label if lead.group else "", rows)
+        for entry, call, result in zip(entries, calls, results, strict=True):
+            entry.job.advance(call, result)
+        if flags.ready:
+            self._settle()
         return None
 
-    def _results(self, entries: Sequence[Entry]) -> list[Result]:
+    def _results(self, entries: Sequence[Entry], calls: Sequence[Call]) -> tuple[list[Result], Flags]:
         lead = entries[0]
-        assert lead.pending is not None
         if lead.shares:
-            pendings = [entry.pending for entry in entries if entry.pending is not None]
-            return self.merger.run([entry.job for entry in entries], pendings)
-        return [perform(lead.job.model, lead.pending, self._execute)]
+            return self.merger.run([entry.job for entry in entries], calls)
+        result, flags = perform(lead.job.model, calls[0], self._execute)
+        return [result], flags
+
+    def _settle(self) -> None:
+        """See the last call to its end: what it took, whose results are not finite."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            finite, error = flight.flags.wait(), None
+        except Exception as raised:  # the device fails at what it was asked for long ago
+            detach(raised)
+            finite, error = None, raised
+        now = self._clock()
+        seconds, self._seen = now - max(flight.begun, self._seen), now
+        if flight.label:
+            self.prices.learn(flight.label, flight.rows, seconds)
+        for place, entry in enumerate(flight.entries):
+            self._forecasts.took(entry, seconds)
+            if error is not None and not entry.job.ended:
+                entry.job.fail(error)
+            entry.job.confirm(seconds, finite is None or finite[place])
+            if entry.job.ended:
+                self._withdraw(entry)
+                self._leave(entry)
 
     def _lower(self, entries: Sequence[Entry]) -> None:
         """So many rows do not fit: ask for fewer from now on."""
@@ -342,24 +389,17 @@ class Scheduler:
         if group is not None:
             self._ceilings[group.label] = max(1, len(entries) // 2)
 
-    def _took(self, entries: Sequence[Entry], seconds: float) -> None:
-        lead = entries[0]
-        if lead.group is not None:
-            rows = rows_of([entry.job for entry in entries]) if lead.shares else 1
-            self.prices.learn(lead.group.label, rows, seconds)
-        for entry in entries:
-            self._forecasts.took(entry, seconds)
-
     def _leave(self, entry: Entry) -> None:
         """The job has ended: everything kept for it is given back."""
         job = entry.job
+        if self._entries.pop(job.id, None) is None:
+            return
         self._part(entry)
         entry.pending = None
-        del self._entries[job.id]
         if len(self._ready) > 2 * len(self._entries):  # those that have left lie there until their turn comes
             self._ready = [item for item in self._ready if item[-1].ticket == item[2] and item[-1].pending is not None]
             heapq.heapify(self._ready)
         self.merger.forget(job)
         if self._ledger is not None:
             self._ledger.refund(job.id)
-        job.wake = job.forecast = None
+        job.wake = job.forecast = job.settle = None

@@ -14,7 +14,6 @@ import torch
 
 from ..loop import Binding, Env, Op, Result, Step, Tensors, Unit
 from ..request import Request
-from .common import require_finite
 
 Opening = tuple[dict[str, torch.Tensor], dict[str, Hashable]]
 
@@ -55,19 +54,19 @@ class Chunked:
 
     def next(self, state: ChunkedState) -> Step | None:
         if state.opened is None:
-            return self._step(self.opening, state, state.start, state.static)
-        done = len(state.outputs)
-        if done < self._chunks(state):
+            return self._step(self.opening, state, state.start, state.static, "")
+        done, chunks = len(state.outputs), self._chunks(state)
+        if done < chunks:
+            told = f"{self.slot}, step {done + 1} of {chunks}"
             first = max(0, 1 + (done - 1) * self.length)
             last = 1 + done * self.length
-            return self._step(self.chunk, state, {"x": state.opened[:, :, first:last], **state.carry}, {})
+            return self._step(self.chunk, state, {"x": state.opened[:, :, first:last], **state.carry}, {}, told)
         if self.closing is not None and state.closed is None:
-            return self._step(self.closing, state, state.outputs, {})
+            return self._step(self.closing, state, state.outputs, {}, self.slot)
         return None
 
-    def _step(self, op: Op, state: ChunkedState, tensors: Tensors, static: Mapping[str, Hashable]) -> Step:
-        reads = ("finite",) if op is not self.opening else ()
-        return Step(op, (self.part,), state.binding, tensors, {}, static, self.unit, reads)
+    def _step(self, op: Op, state: ChunkedState, tensors: Tensors, static: Mapping[str, Hashable], finite: str) -> Step:
+        return Step(op, (self.part,), state.binding, tensors, {}, static, self.unit, finite=finite)
 
     def advance(self, state: ChunkedState, result: Result) -> tuple[ChunkedState, Tensors]:
         tensors = result.tensors
@@ -75,13 +74,11 @@ class Chunked:
             return self._after(state, opened=tensors["out"], start={}), {}
         done, chunks = len(state.outputs), self._chunks(state)
         if done < chunks:
-            require_finite(result, f"{self.slot}, step {done + 1} of {chunks}")
             carry = {name: item for name, item in tensors.items() if name not in ("out", "finite")}
             outputs = {**state.outputs, f"chunk_{done:04}": tensors["out"]}
             emitted = {self.slot: tensors["out"]} if self.closing is None else {}
             last = done + 1 == chunks
             return self._after(state, carry={} if last else carry, outputs=outputs), emitted
-        require_finite(result, self.slot)
         return self._after(state, closed=tensors["out"], outputs=state.outputs), {}
 
     def _after(

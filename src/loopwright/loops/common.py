@@ -1,9 +1,6 @@
-"""What every loop needs: rows of lent storage, the host's look at finiteness."""
+"""What every loop needs: rows of lent storage, flags of finiteness."""
 
 import torch
-
-from ..errors import ModelError
-from ..loop import Result
 
 Handle = tuple[torch.Tensor, ...]
 
@@ -16,12 +13,3 @@ def rows(handle: Handle) -> torch.Tensor:
 def finite(x: torch.Tensor) -> torch.Tensor:
     """bool [B]: whether a row holds no NaN or infinity."""
     return torch.isfinite(x).flatten(1).all(1)
-
-
-def require_finite(result: Result, what: str) -> None:
-    """Raise ModelError naming `what` if the op's `finite` flag, read by the host, is false."""
-    if not all(result.host["finite"]):
-        raise ModelError(
-            f"the model produced NaN or infinity in {what}",
-            remedy="check the weights and the precision (dtype=float32 tells which)",
-        )

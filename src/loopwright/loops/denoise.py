@@ -23,7 +23,7 @@ from ..request import ATTENTION, KERNELS, Request
 from ..sampling import solvers
 from ..sampling.guidance import Guidance, guided
 from ..sampling.schedules import Schedule, euler_flow, first_step, unipc_flow
-from .common import Handle, finite, require_finite, rows
+from .common import Handle, finite, rows
 
 TEXT, NEGATIVE, SOURCE = "prompt_embeds", "negative_embeds", "source"
 Velocity = Callable[..., torch.Tensor]
@@ -213,11 +213,10 @@ class Denoise:
                 "kernels": state.binding.kernels,
             },
             Unit.DENOISE,
-            ("finite",),
+            finite=f"denoising step {i + 1} of {len(state.experts)}",
         )
 
     def advance(self, state: DenoiseState, result: Result) -> tuple[DenoiseState, Tensors]:
-        require_finite(result, f"denoising step {state.index + 1} of {len(state.experts)}")
         tensors = result.tensors
         return DenoiseState(
             state.binding,

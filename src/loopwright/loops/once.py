@@ -12,7 +12,6 @@ import torch
 
 from ..loop import Binding, Env, Op, Result, Step, Tensors, Unit
 from ..request import Request
-from .common import require_finite
 
 Calls = dict[str, dict[str, torch.Tensor]]
 
@@ -45,12 +44,11 @@ class Once:
         for slot, tensors in state.calls.items():
             if slot not in state.done:
                 uses = (self.part,) if self.part else ()
-                return Step(self.op, uses, state.binding, tensors, {}, self.static, self.unit, ("finite",))
+                return Step(self.op, uses, state.binding, tensors, {}, self.static, self.unit, finite=slot)
         return None
 
     def advance(self, state: OnceState, result: Result) -> tuple[OnceState, Tensors]:
         slot = next(name for name in state.calls if name not in state.done)
-        require_finite(result, slot)
         return OnceState(state.binding, state.calls, {**state.done, slot: result.tensors["out"]}), {}
 
     def feed(self, state: OnceState, port: str, item: Tensors | None) -> OnceState:
