@@ -139,12 +139,51 @@ def test_rows_that_cannot_be_encoded_are_told_and_the_rest_is_encoded(encode, tm
         (["--revision", "main"], "a local folder has no revisions"),
         (["--device", "abacus"], "abacus"),
         (["--cache", __file__], "not a folder"),
+        (["--cache", f"{__file__}/deep/er"], f"not a folder: '{__file__}'"),
+        (["--crop", "top"], "unknown crop: 'top'; choices: center, none"),
+        (["--workers", "0"], "there must be a worker: 0; give 1 or more"),
+        (["--first-frame"], "makes no videos of a first frame"),
     ],
 )
 def test_bad_input_is_one_line(flags, message, encode):
     status, out, err = encode(*flags)
     assert (status, out) == (2, "") and len(err.splitlines()) == 1
     assert err.startswith("loopwright: error: ") and message in err
+
+
+def test_a_device_that_is_not_here_is_refused_even_where_nothing_is_to_do(encode):
+    encode()
+    status, out, err = encode("--device", "abacus")
+    assert (status, out) == (2, "") and "this machine has no such device: 'abacus'" in err
+
+
+def test_first_frames_are_encoded_counted_and_needed(encode, checkpoint, tmp_path):
+    image = {"model": str(checkpoint("i2v"))}
+    status, out, _ = encode("--first-frame", **image)
+    counted = dict(re.findall(r"^(condition|image_embeds) +(\d+ +\d+ +\d+) ", out, re.MULTILINE))
+    assert status == 0 and {name: cells.split() for name, cells in counted.items()} == {
+        "condition": ["0", "4", "0"],
+        "image_embeds": ["0", "4", "0"],
+    }
+    assert encode("--first-frame", "--verify", **image)[0] == 0
+    assert encode("--first-frame", "--prune", **image)[1] == "nothing to delete\n"
+    assert "8 files" in encode("--prune", **image)[1]
+    report = json.loads(encode("--first-frame", "--json", **image)[1])
+    assert (report["condition_found"], report["image_embeds_found"]) == (4, 4) and report["image_embeds_bytes"] > 0
+
+
+def test_several_workers_who_find_all_encoded_start_no_ray(encode, file, checkpoint, tmp_path):
+    encode()
+    code = "import sys; from loopwright.cli import main; sys.exit(main(sys.argv[1:]) or 'ray' in sys.modules)"
+    given = ["--encoder-checkpoint", checkpoint("t2v"), "--cache", tmp_path / "cache", "--workers", "2", *SMALL]
+    out = subprocess.run([sys.executable, "-c", code, "encode", file, *given], check=True, capture_output=True).stdout
+    assert re.search(rb"^latents +4 +0 +0 ", out, re.MULTILINE)
+
+
+def test_the_help_tells_the_exit_statuses(capsys):
+    with pytest.raises(SystemExit):
+        main(["encode", "--help"])
+    assert "exit status is 0 if all is encoded, 1 if --verify finds" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_data_set_that_is_none_is_told_first(encode, tmp_path):

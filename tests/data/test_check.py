@@ -109,6 +109,7 @@ def test_many_sizes_are_summed_up(said: Said, tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--crop", "top"), "unknown crop: 'top'; choices: center, none"),
         (("--height", "32"), "half a geometry; add --width, --num-frames, or give --bucket"),
         (("--frame-stride", "2"), "half a geometry; add --height, --width, --num-frames, or give --bucket"),
         (("--bucket", "8x8x1", "--width", "8"), "two geometries: '--bucket and --width'; give one of them"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Hired: TypeAlias = "ActorHandle[Actor]"
 
 LIVES = 2  # workers that a want may cost before it is its row's problem
-DEATHS = 6  # workers in a row, with nothing made between, after which it is not the rows
+DEATHS = 3  # in a row for each slot, with nothing made between, after which it is not the rows
 PATIENCE = 300.0  # seconds for workers to start
 STORE = 10**8  # bytes that a Ray of our own sets aside for objects, of which there are none
 
@@ -92,6 +92,8 @@ class Fleet:
 
     def close(self) -> None:
         """End the workers, and Ray if it is ours."""
+        if not self._hired and not self._own:  # Ray need not even be imported
+            return
         import ray
 
         for actor in self._hired.values():
@@ -154,9 +156,9 @@ class Fleet:
         return cast("Hired", kind.remote(json.dumps({**order, "device": slot.device, "threads": threads})))
 
     def _rest(self) -> None:
-        import ray
-
         if self._park and self._hired:
+            import ray
+
             ray.get([actor.park.remote() for actor in self._hired.values()])
 
 
@@ -172,30 +174,31 @@ class _Burst:
 
     def run(self) -> Iterator[tuple[Want, str]]:
         """All wants, in the order in which they are done."""
-        import ray
-
-        while True:
-            self._employ()
-            if not self._busy:
-                return
-            (done,), _ = ray.wait(list(self._busy), num_returns=1)
-            slot, want = self._busy.pop(done)
-            try:
-                answer = json.loads(ray.get(done))
-            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-                problem = self._died(slot, want, str(error).strip().splitlines()[0])
-            else:
-                self._deaths = 0
-                problem = _problem(answer)
+        while self._employ():
+            want, problem = self._first_done()
             if problem is not None:
                 yield want, problem
 
-    def _employ(self) -> None:
-        """Give every idle worker a want, while there are any."""
+    def _employ(self) -> bool:
+        """Give every idle worker a want, while there are any; whether somebody works."""
         while len(self._busy) < self._fleet.size and (want := self._next()) is not None:
             taken = {slot for slot, _ in self._busy.values()}
             slot, actor = next(item for item in self._fleet.hired().items() if item[0] not in taken)
             self._busy[actor.make.remote(want.dumps())] = slot, want
+        return bool(self._busy)
+
+    def _first_done(self) -> tuple[Want, str | None]:
+        """The want that is done first, with its row's problem; None for one that is to be made again."""
+        import ray
+
+        (done,), _ = ray.wait(list(self._busy), num_returns=1)
+        slot, want = self._busy.pop(done)
+        try:
+            answer = json.loads(ray.get(done))
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+            return want, self._died(slot, want, str(error).strip().splitlines()[0])
+        self._deaths = 0
+        return want, _problem(answer)
 
     def _next(self) -> Want | None:
         return self._again.popleft() if self._again else next(self._wants, None)
@@ -203,7 +206,7 @@ class _Burst:
     def _died(self, slot: int, want: Want, reason: str) -> str | None:
         """Replace the worker; the want's problem if it has cost too many, else it is made again."""
         self._deaths += 1
-        if self._deaths >= DEATHS:
+        if self._deaths >= DEATHS * self._fleet.size:
             raise PoolError(f"encoder workers keep dying ({reason})", remedy="they may lack memory: ask for fewer")
         self._fleet.hire([slot])
         self._cost[want.key.name] += 1
