@@ -1,6 +1,9 @@
 """A run's page and plots say what its metrics do."""
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
@@ -48,14 +51,12 @@ def test_a_metrics_file_goes_on_after_the_step_it_is_continued_from(tmp_path):
 
 
 def test_trackers_are_told_of_the_run_and_of_each_step(run_of, monkeypatch):
-    from types import ModuleType
-
     calls: list[tuple] = []
     fake = ModuleType("trackio")
-    fake.__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("trackio", None)
+    fake.__spec__ = ModuleSpec("trackio", None)
     fake.init = lambda **given: calls.append(("init", given["project"], given["config"]["steps"]))
     fake.log = lambda metrics, step: calls.append(("log", step, "loss" in metrics))
     fake.finish = lambda: calls.append(("finish",))
-    monkeypatch.setitem(__import__("sys").modules, "trackio", fake)
+    monkeypatch.setitem(sys.modules, "trackio", fake)
     train(run_of(steps=2, sinks=["trackio"]))
     assert calls == [("init", "loopwright", 2), ("log", 1, True), ("log", 2, True), ("finish",)]
