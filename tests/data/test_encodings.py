@@ -15,7 +15,7 @@ import encoded
 import loopwright
 from encoded import SHAPE, encodings, write_rows
 from loopwright import encoders
-from loopwright.data import dataset
+from loopwright.data import dataset, worker
 from loopwright.data.decode import pixels
 from loopwright.data.row import Condition
 from loopwright.data.upkeep import verify
@@ -193,6 +193,19 @@ def test_rows_that_cannot_be_encoded_are_told_in_their_order_and_hinder_none(fil
     assert [problem.where for problem in filled.problems] == [f"{file}:90", f"{file}:91"]
     assert "makes no videos of a first frame" in str(filled.problems[1])
     assert len(entries(ours)) == 12
+
+
+def test_media_that_cannot_be_read_are_the_problem_of_each_row_that_has_them(rows, checkpoint, tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.mp4").write_bytes(b"no video")
+    read, real = [], worker.pixels
+    monkeypatch.setattr(worker, "pixels", lambda *given: (read.append(1), real(*given))[1])
+    bad = [
+        replace(rows[0], prompt=name, path=tmp_path / f"{name}.mp4", line=line) for name, line in (("a", 90), ("b", 91))
+    ]
+    filled = encodings(tmp_path / "cache", checkpoint("t2v")).fill(bad)
+    assert [problem.where.rpartition(":")[2] for problem in filled.problems] == ["90", "91"] and len(read) == 1
+    assert counts(filled) == {"cond encoded": 3}, "their prompts are fine"
 
 
 def test_latents_beyond_the_stored_precision_are_an_error(rows, checkpoint, tmp_path, monkeypatch):

@@ -202,5 +202,6 @@ def test_what_is_no_rows_fault_ends_all(error, raised, message, rows, checkpoint
 
 def test_an_order_is_the_card_where_it_lies(checkpoint, tmp_path):
     card = find(checkpoint("t2v"))
-    order = {"card": dumps(card), "home": card.home, "cache": str(tmp_path), "device": "cpu", "threads": 1}
-    assert fleet.Actor(json.dumps(order))._worker._card == card
+    here = {"folder": os.getcwd(), "card": dumps(card), "home": card.home}
+    actor = fleet.Actor(json.dumps({**here, "cache": str(tmp_path), "device": "cpu", "threads": 1}))
+    assert actor._worker._card == card and actor._worker._card.home == card.home

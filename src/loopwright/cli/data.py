@@ -4,7 +4,9 @@
     loopwright data check clips --bucket 480x832x81 --bucket 832x480x81
 
 A data set is a .jsonl file (a line: {"prompt": "a red fox", "video": "fox.mp4"}, or "image"), a metadata.csv
-(columns file_name and text), or a folder of media, each with its caption in a .txt of the same name.
+(columns file_name and text), or a folder of media, each with its caption in a .txt of the same name. A line that names
+the first frame of its video: {"text": "a red fox", "target": {"visual": "fox.mp4"},
+"conditions": [{"type": "image", "uri": "first.png", "role": "first_frame"}]}.
 """
 
 import argparse

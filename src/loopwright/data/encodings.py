@@ -21,7 +21,7 @@ from .. import encoders
 from ..card import Card, whole
 from ..encoders import COND
 from ..errors import DataError
-from .cache import Cache, EntryError
+from .cache import Cache, CacheError, EntryError
 from .filling import Filled, Filling, Say, Tell
 from .geometry import Geometry
 from .keys import Key
@@ -111,7 +111,8 @@ class Encodings:
             if problem:
                 raise DataError(want.where, problem)
             found = self.cache.read(want.key)
-        assert found is not None, "an entry was removed while it was being read"
+            if found is None:
+                raise CacheError(f"{self.cache.path(want.key)} was removed while it was needed", remedy="prune later")
         return found
 
     def _read(self, want: Want) -> torch.Tensor | None:

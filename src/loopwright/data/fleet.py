@@ -49,6 +49,7 @@ class Actor:
         from .worker import Worker
 
         given = json.loads(order)
+        os.chdir(given["folder"])  # paths mean here what they mean there
         torch.set_num_threads(given["threads"])
         card = loads(given["card"], home=given["home"])
         self._worker = Worker(card, Cache(given["cache"]), given["device"])
@@ -148,12 +149,19 @@ class Fleet:
     def _actor(self, slot: "Slot") -> "Hired":
         import ray
 
-        order = {"card": dumps(self._card), "home": self._card.home, "cache": str(self._cache.folder.absolute())}
         threads = max(1, (os.cpu_count() or 1) // len(self._slots))
+        order = {
+            "folder": os.getcwd(),
+            "card": dumps(self._card),
+            "home": self._card.home,
+            "cache": str(self._cache.folder),
+            "device": slot.device,
+            "threads": threads,
+        }
         # a slot is a device by name, of all that there are; Ray would show each worker one, and fill the first first
         shown = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if slot.share else None
         kind = ray.remote(Actor).options(num_cpus=1, num_gpus=slot.share, runtime_env=shown)
-        return cast("Hired", kind.remote(json.dumps({**order, "device": slot.device, "threads": threads})))
+        return cast("Hired", kind.remote(json.dumps(order)))
 
     def _rest(self) -> None:
         if self._park and self._hired:
