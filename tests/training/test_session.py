@@ -119,14 +119,16 @@ def test_killed_and_continued_on_two_processes_is_uninterrupted_and_two_are_one(
         assert a == pytest.approx(b, rel=1e-5)
 
 
-def test_a_run_may_be_continued_by_another_number_of_processes(run_of, tmp_path):
-    run = run_of(**{**FULL, "epochs": 2, "checkpoints": {"every": 2}})
+def test_another_number_of_processes_may_continue_and_all_pick_the_same_expert(run_of, tmp_path):
+    """Of two experts each part of a step trains one; processes that disagreed would wait for each other for good."""
+    run = run_of("a14b", steps=6, accumulate=2, optimiser={"lr": 1e-3}, sft={"sampling": "uniform", "shift": 5.0})
     one, mixed = moved(run, tmp_path, "one"), moved(run, tmp_path, "mixed")
     train(one)
-    assert not train(mixed, StopAfter(3)).finished
+    assert not train(mixed, StopAfter(2)).finished
     assert launch(2, workers.whole, (written(mixed, tmp_path),)) == 0
-    ours, theirs = (weights(tmp_path / name, "model/transformer") for name in ("mixed", "one"))
-    assert apart(ours, theirs, since=weights(Path(run.model), "transformer")) < 1e-3
+    for role in ("transformer", "transformer_2"):
+        ours, theirs = (weights(tmp_path / name, f"model/{role}") for name in ("mixed", "one"))
+        assert apart(ours, theirs, since=weights(Path(run.model), role)) < 1e-3
 
 
 def test_a_run_continued_with_more_steps_goes_on_and_a_finished_one_is_left(run_of, tmp_path):
