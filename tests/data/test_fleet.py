@@ -18,7 +18,8 @@ from deadly import Deadly
 from encoded import encodings, write_rows
 from loopwright.card import dumps
 from loopwright.data import dataset, fleet
-from loopwright.data.cache import CacheError
+from loopwright.data.cache import Cache, CacheError
+from loopwright.data.pool import Slot
 from loopwright.data.worker import Worker
 from loopwright.encoders import find
 from loopwright.errors import DataError
@@ -84,6 +85,7 @@ class StandIn:
     def __init__(self, fate: Callable[[int, str], bool]) -> None:
         self.fate, self.started, self.killed, self.room = fate, 0, 0, 99
         self.asked: list[tuple[int, str]] = []
+        self.options: list[dict[str, object]] = []
         self.exceptions = types.SimpleNamespace(RayActorError=RuntimeError, OutOfMemoryError=MemoryError)
         self.__spec__ = ray.__spec__
 
@@ -95,7 +97,11 @@ class StandIn:
             self.started += 1
             return _Handle(self, self.started, cls(order))
 
-        return types.SimpleNamespace(options=lambda **given: types.SimpleNamespace(remote=hire))
+        def options(**given):
+            self.options.append(given)
+            return types.SimpleNamespace(remote=hire)
+
+        return types.SimpleNamespace(options=options)
 
     def wait(self, calls, num_returns, timeout=None):
         ready = [call for call in calls if call.name != "ready" or call.worker <= self.room][:num_returns]
@@ -198,6 +204,16 @@ def test_what_is_no_rows_fault_ends_all(error, raised, message, rows, checkpoint
     with pytest.raises(raised, match=message):
         encodings(tmp_path, checkpoint("t2v"), workers=2).fill(rows)
     assert ours.killed == 2
+
+
+def test_workers_on_gpus_have_the_one_their_slot_names_and_count_as_its_share(checkpoint, tmp_path, standin):
+    ours = standin()
+    where = (Slot("cuda:0", 0.3), Slot("cuda:1", 0.3))
+    hired = fleet.Fleet(find(checkpoint("t2v")), Cache(tmp_path), where, park=False).hired()
+    assert [handle._actor._worker._device for handle in hired.values()] == ["cuda:0", "cuda:1"]
+    assert [given["num_gpus"] for given in ours.options] == [0.3, 0.3]
+    kept = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+    assert all(given["runtime_env"] == kept for given in ours.options), "each worker sees every GPU, by its own name"
 
 
 def test_an_order_is_the_card_where_it_lies(checkpoint, tmp_path):
