@@ -19,7 +19,7 @@ from loopwright.engine import instance
 from loopwright.engine.instance import Store
 from loopwright.errors import LoopwrightError, ModelError, StateError
 from loopwright.training import session
-from loopwright.training.run import Run, text
+from loopwright.training.run import Optimiser, Run, text
 from loopwright.training.session import Silent, train
 from loopwright.training.sinks import table
 
@@ -143,13 +143,17 @@ def test_a_run_continued_with_more_steps_goes_on_and_a_finished_one_is_left(run_
     assert measured(Path(run.output)) == measured(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 2}, {"ema": 0.5}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"batch_size": 2}, {"ema": 0.5}, {"precision": "bfloat16"}, {"optimiser": Optimiser(lr=0.5)}],
+)
 def test_a_folder_with_another_run_is_refused_before_anything_is_written(change, run_of):
     run = run_of(steps=1)
     train(run)
     files = {path: path.stat().st_mtime_ns for path in Path(run.output).rglob("*")}
-    (name,) = change
-    with pytest.raises(StateError, match=f"holds a run with another {name}.*set it back .* or choose another output"):
+    name = "optimiser.lr" if "optimiser" in change else next(iter(change))
+    told = rf"holds a run with another {name}: .*; it was .*: set it back .* or choose another output"
+    with pytest.raises(StateError, match=told):
         train(replace(run, **change))
     assert {path: path.stat().st_mtime_ns for path in Path(run.output).rglob("*")} == files
 
@@ -192,6 +196,27 @@ def test_the_result_is_served_and_diffusers_generates_the_same_with_it(kind, run
     generator = torch.Generator("cpu").manual_seed(3)
     expected = theirs("a red fox", negative_prompt="", generator=generator, output_type="latent", **wanted).frames
     assert torch.equal(made, expected)
+
+
+def test_a_result_may_be_stored_in_bfloat16(run_of, tmp_path):
+    run = run_of(steps=1, optimiser={"lr": 1e-3})
+    train(run)
+    train(replace(run, stored="bfloat16"))
+    ours = weights(Path(run.output), "model/transformer")
+    train(moved(run, tmp_path, "full"))
+    theirs = weights(tmp_path / "full", "model/transformer")
+    assert all(
+        tensor.dtype == torch.bfloat16 and torch.equal(tensor, theirs[n].bfloat16()) for n, tensor in ours.items()
+    )
+
+
+def test_an_image_to_video_model_is_trained_on_first_frames(run_of):
+    run = run_of("i2v", steps=3, optimiser={"lr": 1e-3}, data={"first_frame": True})
+    result = train(run).result
+    before = weights(Path(run.model), "transformer")
+    after = weights(result, "transformer")
+    moved = [name for name in after if not torch.equal(after[name], before[name])]
+    assert any("image_embedder" in name for name in moved) and any("add_k_proj" in name for name in moved)
 
 
 def test_adapters_that_were_trained_are_loaded_by_diffusers(run_of):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from loopwright.errors import RequestError
-from loopwright.training.settings import build, change, plain
+from loopwright.training.settings import build, change, leaves, plain
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ def test_what_does_not_fit_is_named(values, message):
     with pytest.raises(RequestError) as error:
         build(Outer, values)
     assert message in str(error.value)
+
+
+def test_leaves_are_named_by_their_paths():
+    assert leaves({"a": 1, "b": {"c": [2], "d": {"e": None}}}) == {"a": 1, "b.c": [2], "b.d.e": None}
 
 
 def test_a_setting_is_changed_by_its_path_and_read_as_yaml():

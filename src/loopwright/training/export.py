@@ -3,7 +3,7 @@
     whole_model(plan, networks, group, output / "model")
     adapters(networks, group, output / "lora", alpha=16)
 
-Weights are written in float32, as they were trained. The other components are the parent's: files beside its card are
+The other components are the parent's: files beside its card are
 linked, or copied to another disk; what lies elsewhere, as on the hub, is named by the card. A folder is written under
 another name and renamed.
 """
@@ -19,6 +19,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 
 from .. import catalog
+from ..backends.precision import torch_dtype
 from ..card import Card, Component, Recipe, derive, dumps
 from ..distributed.group import Group
 from ..distributed.shard import whole
@@ -35,7 +36,7 @@ def whole_model(plan: Plan, networks: Mapping[str, nn.Module], group: Group, fol
         shutil.rmtree(unfinished, ignore_errors=True)
         _others(plan, unfinished)
     for role, network in networks.items():
-        tensors = gathered(network.state_dict(), group)
+        tensors = gathered(network.state_dict(), group, torch_dtype(plan.run.stored))
         if group.first:
             component = plan.card.components[role]
             place = unfinished / component.subfolder
@@ -62,14 +63,14 @@ def adapters(networks: Mapping[str, nn.Module], group: Group, folder: Path, *, a
     group.wait()
 
 
-def gathered(tensors: Mapping[str, torch.Tensor], group: Group) -> dict[str, torch.Tensor]:
+def gathered(tensors: Mapping[str, torch.Tensor], group: Group, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """All of each tensor, on the host of the first process; the others take part and keep nothing."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         complete = whole(tensor.detach())
         if group.first:
             # a copy of its own: what was gathered may be a part of a padded buffer
-            found[name] = complete.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            found[name] = complete.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
     return found
 
 

@@ -33,11 +33,12 @@ from ..program import resolve, validate
 from ..request import Request
 from .networks import adapt, outline
 from .run import Data, Run
-from .settings import plain
+from .settings import leaves, plain
 
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
-_FREE = ("output", "steps", "epochs", "device", "checkpoints", "evaluation", "previews", "sinks", "train_only")
+_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks")
+_FREE = (*_LENGTH, *_RESULT, "device", "checkpoints", "evaluation", "previews", "train_only")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
 Say = Callable[[str], None]
@@ -158,12 +159,11 @@ def _check_output(run: Run) -> None:
         return
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StateError(f"{output / RUN} cannot be read ({error})", remedy="choose another output") from error
-    now = plain(run)
-    for name in [name for name in now if name not in _FREE]:
-        if not isinstance(before, dict) or before.get(name) != now[name]:
-            was = before.get(name) if isinstance(before, dict) else before
-            remedy = f"it was {was!r}: set it back to continue that run, or choose another output"
-            raise StateError(f"{output} holds a run with another {name}", value=now[name], remedy=remedy)
+    now, was = leaves(plain(run)), leaves(before)
+    for name in dict.fromkeys((*now, *was)):
+        if name.split(".")[0] not in _FREE and now.get(name) != was.get(name):
+            remedy = f"it was {was.get(name)!r}: set it back to continue that run, or choose another output"
+            raise StateError(f"{output} holds a run with another {name}", value=now.get(name), remedy=remedy)
 
 
 def _previews(run: Run, card: Card) -> tuple[Request, ...]:

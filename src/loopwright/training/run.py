@@ -149,6 +149,7 @@ class Run:
         batch_size: rows a step, over all processes and all `accumulate` parts together.
         train: the networks to train, by their names on the card; none means all that generate.
         precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
+        stored: the precision in which the result's weights are written; adapters are always float32.
         ema: decay of the averaged weights; None keeps none.
         sinks: where metrics go besides `metrics.csv` in the run's folder.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
@@ -171,6 +172,7 @@ class Run:
     schedule: Schedule = field(default_factory=Schedule)
     ema: float | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    stored: Literal["float32", "bfloat16"] = "float32"
     gradient_checkpointing: bool = False
     attention: str = "sdpa"
     device: str = "auto"

@@ -17,6 +17,7 @@ from torch import nn
 from .. import catalog
 from ..backends.device import pick
 from ..backends.precision import torch_dtype
+from ..data.encodings import Encodings
 from ..distributed.group import Group, joined
 from ..files import replacing
 from ..request import KERNELS
@@ -85,16 +86,11 @@ class Session:
             with replacing(plan.output / RUN) as temporary:
                 temporary.write_text(text(plan.run), encoding="utf-8")
         prepared = self._encode()
-        trainer = self._trainer()
-        if trainer.resume(self._display.say):
-            self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
-        previews = Previews(plan, group, trainer.networks) if plan.previews else None
-        sinks = opened(plan.run, plan.output, trainer.step) if group.first else []
-        try:
-            finished = self._steps(trainer, sinks, prepared, previews)
-        finally:
-            for sink in sinks:
-                sink.close()
+        with encoded(plan.run.data, str(group.device), self._display.say) as encodings:
+            trainer = self._trainer(encodings)
+            if trainer.resume(self._display.say):
+                self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
+            finished = self._trained(trainer, prepared)
         if group.first:
             summary.write(plan)
         return Outcome(finished, trainer.step, self._leave(trainer) if finished else None)
@@ -104,9 +100,8 @@ class Session:
         with encoded(self.plan.run.data, str(self._group.device), self._display.say) as encodings:
             return prepare(encodings, [*self.plan.rows, *self.plan.held_rows], self._group, self._display.encoding)
 
-    def _trainer(self) -> Trainer:
+    def _trainer(self, encodings: Encodings) -> Trainer:
         plan, group, run = self.plan, self._group, self.plan.run
-        encodings = encoded(run.data, str(group.device), self._display.say)
         loaded = networks.load(plan.card, plan.roles, run, group)
         blank = encodings.prompt("").to(group.device)
         material = Material(
@@ -126,7 +121,18 @@ class Session:
             held=held,
         )
 
-    def _steps(self, trainer: Trainer, sinks: list[Sink], prepared: Prepared, previews: "Previews | None") -> bool:
+    def _trained(self, trainer: Trainer, prepared: Prepared) -> bool:
+        """Whether the end was reached."""
+        plan, group = self.plan, self._group
+        previews = Previews(plan, group, trainer.networks) if plan.previews else None
+        sinks = opened(plan.run, plan.output, trainer.step) if group.first else []
+        try:
+            return self._steps(trainer, sinks, prepared, previews)
+        finally:
+            for sink in sinks:
+                sink.close()
+
+    def _steps(self, trainer: Trainer, sinks: list[Sink], prepared: Prepared, previews: Previews | None) -> bool:
         """Whether the end was reached."""
         extra: dict[str, float] = {"cache_misses": prepared.misses, "encode_seconds": prepared.seconds}
         if previews is not None and trainer.step == 0:

@@ -41,6 +41,13 @@ def plain(settings: object) -> Plain:
     return cast(Plain, _listed(asdict(settings)))  # type: ignore[call-overload]
 
 
+def leaves(values: object, path: str = "") -> Plain:
+    """The settings that have none of their own, by their paths."""
+    if not isinstance(values, Mapping):
+        return {path: values}
+    return {name: leaf for key, item in values.items() for name, leaf in leaves(item, _join(path, key)).items()}
+
+
 def change(values: Mapping[str, object], text: str) -> Plain:
     """The values with one of them set, from a text such as "a.b=c", c in YAML. Raises RequestError for other texts."""
     import yaml  # type: ignore[import-untyped]

@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from ..backends.usage import peak_bytes
 from ..data.order import Position
 from ..distributed.group import Group
 from ..distributed.shard import trained
@@ -86,16 +87,22 @@ class Trainer:
         """Step by step, what was measured. Raises ModelError, before anything is changed, if a loss is not finite."""
         if self.step >= self.steps:
             return
+        begun = perf_counter()
         for step in self._feed.steps(self.position, self._epochs):
-            begun = perf_counter()
             metrics = self._stepped(step)
             self.position, self.step, self.seen = step.after, self.step + 1, self.seen + step.rows
-            seconds = perf_counter() - begun
+            seconds = perf_counter() - begun  # with waiting for the data, without what is done between steps
             tokens = metrics.pop("tokens")
-            yield {**metrics, "samples_per_second": step.rows / seconds, "tokens_per_second": tokens / seconds,
-                   "epoch": self.position.epoch}  # fmt: skip
+            yield {
+                **metrics,
+                "samples_per_second": step.rows / seconds,
+                "tokens_per_second": tokens / seconds,
+                "peak_bytes": peak_bytes(str(self.group.device))[0],
+                "epoch": self.position.epoch,
+            }
             if self.step >= self.steps:
                 return
+            begun = perf_counter()
 
     def evaluate(self) -> Metrics:
         """The loss of the rows held out, of the weights and of the averaged ones. A collective."""

@@ -122,13 +122,21 @@ class Sft:
         eps = torch.stack([values for _, _, values in drawn]).to(x0.device)
         text = torch.where(dropped[:, None, None], material.blank.to(given.dtype), given).to(material.compute)
         s = sigma.view(-1, 1, 1, 1, 1)
-        noisy, more = (1 - s) * x0 + s * eps, {name: batch.tensors[name] for name in batch.tensors if name not in OWN}
+        noisy, more = (1 - s) * x0 + s * eps, self._conditions(batch)
         v = material.velocity(network, noisy, sigma * self._steps, text, attention=material.attention, **more)
         error = (v.float() - (eps - x0)).square()
         if PINNED in more:  # what stands in the place of the first frame is given, and nothing is made there
             error = error[:, :, 1:]
         rows = error.flatten(1).mean(1) * self._weights(sigma)
         return Losses(rows, buckets(rows.detach(), sigma), len(drawn) * _tokens(network, x0))
+
+    def _conditions(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What the forward takes of a first frame: latents in float32 and embeddings as computed with, as served."""
+        return {
+            name: tensor.float() if tensor.ndim == 5 else tensor.to(self._material.compute)
+            for name, tensor in batch.tensors.items()
+            if name not in OWN
+        }
 
     def _weights(self, sigma: torch.Tensor) -> torch.Tensor:
         """The error of x0 is sigma times that of the velocity, and the signal (1 - sigma)^2 / sigma^2 of the noise."""
