@@ -93,7 +93,7 @@ SHAPES = (
     Shape("480p81", 480, 832, 81, 3, {1: 490.0}),
 )
 SMALL = (Shape("32", 32, 32, 1, 2, {1: None, 3: None}), Shape("32x5", 32, 32, 5, 2, {1: None}))
-END_TO_END = {"256": (1, 8, 32), "512": (1, 8)}  # requests at once
+END_TO_END = {"256": (32, 8, 1), "512": (8, 1)}  # requests at once
 DIFFUSERS = {"480p81": 520.0}  # ms of the best peer measured before
 
 
@@ -650,10 +650,11 @@ def memory(context: Context) -> Iterator[Row]:
     scheduler = model.scheduler(rows=4)
     number = 200 if context.cuda else 24
     mixed_requests(context, model, scheduler, range(24))
-    before = allocated(context)
+    before = allocated(context, model)
     ended = mixed_requests(context, model, scheduler, range(number))
-    after = allocated(context)
-    yield {"requests": number, **ended, "before": before, "after": after, "grown": after - before, **seen(model)}
+    kept = seen(model)
+    after = allocated(context, model)
+    yield {"requests": number, **ended, "before": before, "after": after, "grown": after - before, **kept}
 
 
 def mixed_requests(context: Context, model: Model, scheduler: Scheduler, seeds: range) -> dict[str, int]:
@@ -661,7 +662,7 @@ def mixed_requests(context: Context, model: Model, scheduler: Scheduler, seeds: 
     ended: dict[str, int] = {}
     for start in range(0, len(seeds), 4):
         jobs = [scheduler.submit(mixed_job(context, model, seed)) for seed in seeds[start : start + 4]]
-        for _ in range(6):
+        for _ in range(2):
             scheduler.step()
         if start % 16 == 0:
             jobs[0].cancel()
@@ -687,8 +688,11 @@ def mixed_job(context: Context, model: Model, seed: int) -> Job:
     return Job(model.instance, model.request(PROMPT.format(seed), seed=seed, **given), listener=listen)
 
 
-def allocated(context: Context) -> int:
+def allocated(context: Context, model: Model) -> int:
+    """Graphs left out, for how many there are depends on what shared its calls."""
     gc.collect()
+    if model.graphs is not None:
+        model.graphs.relief()
     if not context.cuda:
         return sum(item.nbytes for item in gc.get_objects() if type(item) is torch.Tensor)
     torch.cuda.synchronize()
@@ -873,6 +877,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sections", default=",".join(SECTIONS), help="names, separated by commas")
     parser.add_argument("--shapes", default="", help="names, separated by commas; all if left out")
+    parser.add_argument("--at-once", type=int, help="only so many requests at once")
     parser.add_argument("--encoder", default="xxl", choices=("xxl", "one"), help="the text encoder of endtoend")
     parser.add_argument(
         "--no-compile", dest="compile", action="store_false", help="nothing is compiled, on either side"
@@ -891,6 +896,10 @@ def main() -> None:
     shapes = SMALL if arguments.tiny else SHAPES
     wanted = set(filter(None, arguments.shapes.split(",")))
     shapes = tuple(shape for shape in shapes if not wanted or shape.name in wanted)
+    if arguments.at_once:
+        shapes = tuple(
+            replace(shape, at_once={arguments.at_once: shape.at_once.get(arguments.at_once)}) for shape in shapes
+        )
     sizes = TINY if arguments.tiny else REAL
     begun = time.perf_counter()
     folder = checkpoint.build(arguments.workspace / ("tiny" if arguments.tiny else "real"), sizes, arguments.device)
