@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import workers
 
@@ -52,3 +53,17 @@ def test_previews_change_nothing_in_training_and_two_processes_make_them_togethe
     name = "previews/step-00000002-0.mp4"
     ours, theirs = (torch.from_numpy(pixels(Path(run.output) / name)).float() for run in (both, shown))
     assert ours.shape == (5, 32, 32, 3) and float((ours - theirs).abs().mean()) < 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_preview_with_adapters_is_what_the_parent_generates_with_their_file(precision, run_of):
+    """The weights below adapters are as served, and adapters are computed with in the layers' precision."""
+    still = {**SMALL, "num_frames": 1}
+    settings = {"lora": {"rank": 2, "alpha": 4}, "optimiser": {"lr": 3e-2}, "precision": precision}
+    run = run_of(steps=3, previews={**PREVIEWS, "parameters": still}, **settings)
+    adapter = train(run).result / "transformer.safetensors"
+    model = loopwright.load(run.model, device="cpu", dtype=precision, store=Store(0), lora=[adapter])
+    made = model.generate("a red fox", task="text_to_video", seed=7, **still).image
+    first, last = (media.read_image(Path(run.output) / "previews" / f"step-0000000{step}-0.png") for step in (0, 3))
+    assert np.abs(last.astype(int) - made).max() <= (1 if precision == "float32" else 0)
+    assert np.abs(first.astype(int) - made).max() > 5
