@@ -21,7 +21,8 @@ from loopwright.api import Model, Result
 from loopwright.engine.events import Artifact, Cancelled, Done, Queued, Started, Stepped
 from loopwright.engine.instance import Store
 from loopwright.engine.job import Job
-from loopwright.errors import CardError, MediaError, ModelError, RequestError, WeightsError
+from loopwright.engine.scheduler import Scheduler
+from loopwright.errors import CapacityError, CardError, MediaError, ModelError, RequestError, WeightsError
 from support import IMAGE, VIDEO, finished, media_for, run
 
 SMALL = media_for("t2v")
@@ -451,3 +452,44 @@ def test_who_stops_taking_results_ends_the_other_requests(ask) -> None:
     assert next(results).request.seed == 0
     results.close()
     assert [type(event) for event in heard if isinstance(event, (Done, Cancelled))] == [Done, Cancelled, Cancelled]
+
+
+# --- what is refused before anything runs
+
+
+def test_fixed_mode_wants_its_number_of_rows(model):
+    with pytest.raises(RequestError, match=r"fixed mode needs its number of rows a call; give rows=; Model.rows"):
+        model("t2v").request("a", mode="fixed")
+
+
+def test_requests_are_checked_all_before_one_runs(model):
+    good = model("t2v").request("a", **SMALL | {"num_inference_steps": 1, "output": "latents"})
+    for bad, said in (("a fox", "not a request"), (replace(good, model="other"), "of another model")):
+        with pytest.raises(RequestError, match=said):
+            model("t2v").run_all([good, bad])
+
+
+def test_one_that_cannot_be_queued_ends_those_queued_before_it(model, monkeypatch):
+    events, submit = [], Scheduler.submit
+
+    def full(self, job, **options):
+        if job.request.seed == 2:
+            raise CapacityError("no room")
+        return submit(self, job, **options)
+
+    monkeypatch.setattr(Scheduler, "submit", full)
+    requests = [
+        model("t2v").request("a", **SMALL | {"num_inference_steps": 1, "output": "latents", "seed": seed})
+        for seed in (1, 2)
+    ]
+    with pytest.raises(CapacityError, match="no room"):
+        model("t2v").run_all(requests, listener=events.append)
+    assert [type(event).__name__ for event in events] == ["Queued", "Queued", "Cancelled"]
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, 1.5, "4"])
+def test_rows_are_whole_numbers(model, rows):
+    with pytest.raises(RequestError, match="rows must be a whole number of at least 1"):
+        model("t2v").scheduler(rows=rows)
+    with pytest.raises(RequestError, match="limit must be a whole number of at least 1"):
+        model("t2v").rows(model("t2v").request("a"), limit=rows)

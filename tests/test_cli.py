@@ -232,6 +232,14 @@ def test_several_prompts_are_numbered_and_share_calls_where_their_mode_lets_them
     assert sorted(together[4:]) == ["[1/2] decode", "[2/2] decode"]
 
 
+def test_like_in_another_mode_leaves_the_number_of_rows_behind(generate):
+    generate("--prompt", "a", "--mode", "fixed", "--rows", "2", "--output-path", "a.webp")
+    fixed = record_of(generate("--like", "a.webp", "--json", small=False))["request"]
+    assert (fixed["mode"], fixed["rows"]) == ("fixed", 2)
+    exact = record_of(generate("--like", "a.webp", "--mode", "exact", "--json", small=False))["request"]
+    assert (exact["mode"], exact["rows"]) == ("exact", 1)
+
+
 def test_quiet_says_the_file_and_nothing_else(checkpoint, tmp_path):
     """In a process of its own, where libraries have not been silenced yet."""
     flags = [*SMALL, "--prompt", "a", "--output-path", "a.mp4", "--quiet", "--threads", "1"]

@@ -194,6 +194,9 @@ def resolve(
     values = {**_OPTIONAL, **defaults, **{k: v for k, v in given.items() if v is not None}}
     values.setdefault("output", "video")
     values.setdefault("mode", "exact")
+    if values["mode"] == "fixed" and "rows" not in values:
+        raise RequestError("fixed mode needs its number of rows a call", value=None,
+                           remedy="give rows=; Model.rows measures how many pay")  # fmt: skip
     values.setdefault("rows", 1)
     values.setdefault("seed", secrets.randbelow(2**32))
     if "prompt" not in values:

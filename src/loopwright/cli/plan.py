@@ -106,6 +106,8 @@ def _lines(file: str) -> list[str]:
 
 def _parameters(arguments: argparse.Namespace, past: Past | None, place: Place) -> dict[str, Parameter]:
     values: dict[str, Parameter] = {"seed": secrets.randbelow(2**32), **(past.parameters if past else {})}
+    if arguments.mode not in (None, values.get("mode")):
+        values.pop("rows", None)  # the other mode's
     values |= {name: value for name in NUMBERS if (value := getattr(arguments, name)) is not None}
     values["output"] = _output(arguments, place, values.get("output"))
     return values

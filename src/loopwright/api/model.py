@@ -1,0 +1,248 @@
+"""A loaded model: what it is asked, how that runs, what comes of it."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from .. import __version__
+from ..card import Card, experts
+from ..engine.calibrate import choose_rows
+from ..engine.events import Cancelled, Done, Event, Failed
+from ..engine.execute import Executor, eager
+from ..engine.graphs import Graphs
+from ..engine.instance import Instance
+from ..engine.job import Job, Listener
+from ..engine.policy import POLICIES
+from ..engine.scheduler import Scheduler
+from ..engine.sizes import Sizes
+from ..errors import CardError, RequestError
+from ..loops.denoise import SOLVERS
+from ..program import check, resolve
+from ..request import Request
+from .pixels import Media, frames
+from .result import Result
+
+Parameter = str | int | float | None
+
+
+class Model:
+    """A loaded model. Its components are read when first used. `graphs` are None where steps are not captured."""
+
+    def __init__(self, source: str, instance: Instance, graphs: Graphs | None = None) -> None:
+        self.source, self.instance, self.graphs = source, instance, graphs
+        self._sizes = Sizes()
+
+    @property
+    def execute(self) -> Executor:
+        """How steps of the model are run: as graphs, or eagerly."""
+        return eager if self.graphs is None else self.graphs
+
+    @property
+    def card(self) -> Card:
+        """The card as it runs: precision and sampler resolved."""
+        return self.instance.card
+
+    def request(
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
+        **parameters: Parameter,
+    ) -> Request:
+        """The complete request for these parameters, checked. Raises RequestError, MediaError or BackendError."""
+        request = resolve(
+            self.card,
+            task=task,
+            image=frames(image, still=True),
+            video=frames(video, still=False),
+            prompt=prompt,
+            **parameters,
+        )
+        self.instance.bind(request)
+        return request
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
+        listener: Listener | None = None,
+        **parameters: Parameter,
+    ) -> Result:
+        """Generate from a prompt, and an image or a video where the model takes one.
+
+        `parameters` are the fields of `Request` (negative_prompt, height, width, num_frames, num_inference_steps,
+        guidance_scale, seed, output ...); what is left out is the card's default. `listener` gets events as they come.
+        """
+        request = self.request(prompt, task=task, image=image, video=video, **parameters)
+        return self.run(request, listener=listener)
+
+    def run(self, request: Request, *, listener: Listener | None = None) -> Result:
+        """Generate from a complete request of this model. Raises what ended the job."""
+        (result,) = self.run_all([request], listener=listener)
+        return result
+
+    def run_all(self, requests: Sequence[Request], *, listener: Listener | None = None) -> Iterator[Result]:
+        """Generate from complete requests of this model: results as they are done, in whichever order that is.
+
+        All are checked and queued before any runs, at once; if one cannot be, none is. Requests in `fixed` and
+        `throughput` mode share calls. What ended a request is raised when the others are done.
+        """
+        for request in requests:
+            if not isinstance(request, Request):
+                raise RequestError("not a request", value=request, remedy="make it with Model.request")
+            if request.model != self.card.name:
+                raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
+            check(self.card, request)
+        scheduler, jobs = self.scheduler(), list[Job]()
+        try:
+            for request in requests:
+                jobs.append(scheduler.submit(Job(self.instance, request, listener=listener)))
+        except BaseException:
+            self._abandon(scheduler, jobs)
+            raise
+        return self._results(scheduler, jobs)
+
+    def _results(self, scheduler: Scheduler, jobs: Sequence[Job]) -> Iterator[Result]:
+        failed: Exception | None = None
+        try:
+            for job in scheduler.ended(jobs):
+                failed = failed or job.error
+                if job.error is None:
+                    yield self.result(job)
+        finally:  # whoever stops listening wants no more of it
+            self._abandon(scheduler, jobs)
+        if failed is not None:
+            raise failed
+
+    def _abandon(self, scheduler: Scheduler, jobs: Sequence[Job]) -> None:
+        """Cancel those that have not ended, and let them hear of it."""
+        for job in jobs:
+            job.cancel()
+        scheduler.run()
+
+    def scheduler(self, *, policy: str = "fifo", rows: int = 32) -> Scheduler:
+        """A scheduler for requests of this model and of others that share its store and device.
+
+        `policy` is one of `engine.policy.POLICIES`, `rows` bounds a call in throughput mode. On CUDA requests begin
+        when there is memory for them, and what is idle makes room for one that would fail.
+        """
+        if policy not in POLICIES:
+            raise RequestError("unknown policy", value=policy, choices=POLICIES)
+        _require_rows("rows", rows)
+        instance, sizes = self.instance, self._sizes
+        store, device = instance.store, instance.binding.device
+        ledger = store.ledger(device)
+        if ledger is not None:
+            instance.set_aside(ledger)
+        return Scheduler(
+            policy=POLICIES[policy],
+            prices=store.prices(device),
+            ledger=ledger,
+            need=lambda job: sizes.need(job.model, job.request),
+            execute=self.execute,
+            relief=self._relief,
+            rows=rows,
+        )
+
+    def _relief(self) -> bool:
+        """Give back what idle graphs and components hold; graphs first, because they keep components where they are."""
+        freed = self.graphs is not None and self.graphs.relief()
+        return self.instance.store.release(self.instance.binding.device, sys.maxsize) > 0 or freed
+
+    def rows(self, request: Request, *, limit: int = 32) -> int:
+        """How many rows calls should have in fixed mode for requests of this shape: as many as still pay, at most
+        `limit`. Measured on the device now, unless it is known, and proved: a row's bits depend on nobody.
+        """
+        _require_rows("limit", limit)
+        prices = self.instance.store.prices(self.instance.binding.device)
+        return choose_rows(self.instance, request, prices, limit, self.execute)
+
+    async def stream(
+        self,
+        prompt: str,
+        *,
+        task: str | None = None,
+        image: Media | None = None,
+        video: Media | None = None,
+        **parameters: Parameter,
+    ) -> AsyncIterator[Event | Result]:
+        """Events as they happen, then the `Result`. Leaving the iteration cancels the job at the next step."""
+        request = self.request(prompt, task=task, image=image, video=video, **parameters)
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def listen(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        job = Job(self.instance, request, listener=listen)
+        scheduler = self.scheduler()
+        scheduler.submit(job)
+        work = loop.run_in_executor(None, scheduler.run)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Failed):
+                    raise event.error
+                yield event
+                if isinstance(event, Done):
+                    yield self.result(job)
+                if isinstance(event, (Done, Cancelled)):
+                    return
+        finally:
+            job.cancel()
+            await work
+
+    def result(self, job: Job) -> Result:
+        """The result of a finished job. Raises the error of a failed one, RequestError for one still under way."""
+        if job.error is not None:
+            raise job.error
+        if job.output is None:
+            waiting = f"feed its port {job.waiting_for!r}" if job.waiting_for else "run it to its end"
+            raise RequestError("the job has no result", value=job.status, remedy=waiting)
+        frames = job.output.get("frames")
+        return Result(
+            request=job.request,
+            latents=job.output["latents"],
+            video=None if frames is None else frames[0].cpu().numpy(),
+            seconds=job.seconds,
+            record=self.record(job.request),
+        )
+
+    def record(self, request: Request) -> dict[str, object]:
+        """Everything that repeats a result, as JSON values: the model as it ran, and the request."""
+        return {
+            "loopwright": __version__,
+            "model": self.source,
+            "revision": self.card.components[experts(self.card)[0]].revision
+            or None,  # the commit, where a branch was named
+            "card": self.card.digest,
+            "device": self.instance.binding.device,
+            "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
+            "sampler": sampler_of(self.card),
+            "compile": self.instance.binding.compile,
+            "lora": [use.record() for use in self.instance.adapters],
+            "request": request.record(),
+        }
+
+
+def _require_rows(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(f"{name} must be a whole number of at least 1", value=value)
+
+
+def sampler_of(card: Card) -> str:
+    """The name of the card's solver."""
+    return next(name for name, solver in SOLVERS.items() if solver.semantics == card.loops[denoising(card)])
+
+
+def denoising(card: Card) -> str:
+    """The name of the card's denoising loop. Raises CardError if it has none."""
+    known = {solver.semantics for solver in SOLVERS.values()}
+    for name, semantics in card.loops.items():
+        if semantics in known:
+            return name
+    raise CardError(f"card {card.name} has no loop that denoises", choices=sorted(known), remedy="declare one")
