@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fakes import Generous
-from loopwright.engine.events import Stepped
+from loopwright.engine.events import Artifact, Stepped
+from loopwright.engine.execute import eager
 from loopwright.engine.job import Job
 from loopwright.engine.merge import prove
 from loopwright.engine.scheduler import Scheduler
 from loopwright.errors import BackendError
+from loopwright.loop import Unit
 from loopwright.loops import denoise
 from support import finished, relative, run, same
 
@@ -265,3 +267,31 @@ def test_exact_mode_is_serial_for_32_mixed_requests_that_join_leave_and_fail(ask
                 known[number % 4, request.seed] = finished(Job(owner.instance, request))
             assert same(job.output, known[number % 4, request.seed])
     assert sum(job.status == "done" for _, job in jobs) >= 25
+
+
+def test_clips_are_decoded_together_in_throughput_mode_and_alone_in_fixed(ask):
+    """The same frames but for rounding, and each listener hears of its own."""
+    instance = asked(ask, 0)[0]
+    for mode, together in (({"mode": "throughput"}, 3), ({"mode": "fixed", "rows": 3}, 1)):
+        requests = [asked(ask, seed, output="video", num_inference_steps=2, **mode)[1] for seed in range(3)]
+        rows, heard = [], {}
+
+        def counting(model, call, rows=rows):
+            if call.step.unit is Unit.DECODE:
+                rows.append(call.rows)
+            return eager(model, call)
+
+        scheduler = Scheduler(prices=Generous(), execute=counting)
+        jobs = []
+        for request in requests:
+            frames = []
+            job = Job(instance, request, listener=lambda e, f=frames: isinstance(e, Artifact) and f.append(e.tensors))
+            heard[job.id] = frames
+            jobs.append(scheduler.submit(job))
+        scheduler.run()
+        assert set(rows) == {together}
+        for job, request in zip(jobs, requests, strict=True):
+            expected = run(instance, replace(request, mode="exact", rows=1))["frames"]
+            shown = torch.cat([part["frames"] for part in heard[job.id]], dim=1)
+            assert torch.equal(shown, job.output["frames"])
+            assert (shown.int() - expected.int()).abs().max() <= 1

@@ -24,6 +24,7 @@ from .instance import Instance
 from .job import Job, host_values
 
 MERGED = (Unit.DENOISE, Unit.TOKEN, Unit.CHUNK)
+FREELY = (*MERGED, Unit.DECODE)  # in throughput mode; in fixed mode all would pay for rows that few need
 _TRIALS = 3
 
 
@@ -129,6 +130,11 @@ def _pages_of(storage: Mapping[str, Storage], rows: int, place: int) -> dict[str
         for name, pool in storage.items()
         for part, tensor in pool.items()
     }
+
+
+def shares(unit: Unit, mode: str) -> bool:
+    """Whether a step of that unit may be in a call with other requests'."""
+    return mode != "exact" and unit in (FREELY if mode == "throughput" else MERGED)
 
 
 def rows_of(jobs: Sequence[Job]) -> int:

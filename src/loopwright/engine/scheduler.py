@@ -27,7 +27,7 @@ from .flags import Flags
 from .forecast import Forecasts
 from .job import Job, detach, out_of_memory, perform
 from .ledger import Ledger, Need
-from .merge import MERGED, Merger, rows_of
+from .merge import MERGED, Merger, rows_of, shares
 from .policy import HEAD_START, Policy, first_come
 from .prices import Prices, label
 from .sizes import shape_of
@@ -240,10 +240,9 @@ class Scheduler:
             if group is None or group.key != pending.key:
                 group = self._join(entry, pending.key)
             group.waiting[entry.order] = entry
-            if job.request.mode != "exact":
-                entry.shares = pending.step.unit in MERGED
-                if pending.step.unit in PREPARING:
-                    self._early[entry.order] = entry
+            entry.shares = shares(pending.step.unit, job.request.mode)
+            if job.request.mode != "exact" and pending.step.unit in PREPARING:
+                self._early[entry.order] = entry
             self._push(entry)
 
     def _push(self, entry: Entry) -> None:
@@ -283,8 +282,10 @@ class Scheduler:
 
     def _ahead_of(self, lead: Entry) -> Entry | None:
         """A request still to be prepared that may fill a place in the lead's call, if the lead has patience left."""
-        group = lead.group
-        assert group is not None
+        group, call = lead.group, lead.pending
+        assert group is not None and call is not None
+        if call.step.unit not in MERGED:  # who is to be prepared comes to denoising next
+            return None
         free = self._limit(lead, group, self._rows) - len(group.waiting)
         mine = lead.manner
         others = [entry for entry in self._early.values() if entry.manner == mine] if free > 0 else []
