@@ -27,6 +27,8 @@ def fail(how: str) -> int:
         time.sleep(60)
     if how == "raise":
         raise RuntimeError("spoilt")
+    if how == "interrupt":
+        raise KeyboardInterrupt
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     return 2

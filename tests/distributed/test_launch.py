@@ -21,7 +21,7 @@ def test_processes_know_each_other(tmp_path):
     assert (tmp_path / "1").read_text() == "1 2 2 False 3.0 41 (True, False)"
 
 
-@pytest.mark.parametrize(("how", "status"), [("exit", 2), ("kill", -signal.SIGKILL)])
+@pytest.mark.parametrize(("how", "status"), [("exit", 2), ("interrupt", 130), ("kill", -signal.SIGKILL)])
 def test_when_one_fails_the_others_are_ended_and_its_status_told(how, status):
     begun = time.monotonic()
     assert launch(2, members.fail, (how,)) == status

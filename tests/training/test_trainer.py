@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from loopwright.backends import attention, registry
+from loopwright.models.wan.choice import choice_of
 from loopwright.training import session
 from loopwright.training.methods import Losses, Moment
 from loopwright.training.methods.sft import Sft
@@ -33,6 +35,37 @@ def test_accumulated_parts_and_recomputed_layers_change_rounding_alone(change, r
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-6)
     assert column(other, "loss") == pytest.approx(column(plain, "loss"), rel=1e-5)
     assert column(other, "grad_norm") == pytest.approx(column(plain, "grad_norm"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_change_rounding_alone(run_of, tmp_path):
+    plain = run_of(steps=2, optimiser={"lr": 1e-4}, output=str(tmp_path / "plain"), gradient_checkpointing=True)
+    compiled = replace(plain, compile=True, output=str(tmp_path / "compiled"))
+    ours, theirs = result(compiled), result(plain)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
+    assert column(compiled, "loss") == pytest.approx(column(plain, "loss"), rel=1e-5)
+
+
+def test_a_choice_of_attention_holds_when_layers_are_recomputed(run_of, tmp_path, monkeypatch):
+    """Each self-attention of the two blocks is called once forward and once more in the backward pass."""
+    calls: list[bool] = []
+
+    def counted(*given, real=attention.plain):
+        calls.append(torch.is_grad_enabled())
+        return real(*given)
+
+    monkeypatch.setattr(attention, "plain", counted)
+    for cached in (registry.load, choice_of):
+        cached.cache_clear()
+    run = run_of(steps=1, attention="math", output=str(tmp_path / "once"))
+    once = result(run)
+    assert len(calls) == 4, "self- and cross-attention"
+    calls.clear()
+    again = result(replace(run, gradient_checkpointing=True, output=str(tmp_path / "again")))
+    assert len(calls) == 8 and all(torch.equal(again[name], once[name]) for name in once)
+    for cached in (registry.load, choice_of):
+        cached.cache_clear()
 
 
 def test_the_loss_reported_is_the_loss_differentiated(run_of, monkeypatch):

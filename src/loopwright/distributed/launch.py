@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 Work = Callable[..., int]
+INTERRUPTED = 130  # the exit status of who is ended by Ctrl-C
 
 
 def launch(processes: int, work: Work, arguments: tuple[object, ...]) -> int:
@@ -56,4 +57,7 @@ def _begin(index: int, processes: int, port: int, work: Work, arguments: tuple[o
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the parent's, so no port is taken twice
     }
-    sys.exit(work(*arguments))
+    try:
+        sys.exit(work(*arguments))
+    except KeyboardInterrupt:  # torch would take this for a good end
+        sys.exit(INTERRUPTED)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import catalog
+from ..backends.compile import compile_blocks
 from ..card import Card
 from ..distributed.group import Group
 from ..distributed.shard import shard
@@ -42,6 +43,8 @@ def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     if run.gradient_checkpointing:
         network.enable_gradient_checkpointing()  # type: ignore[operator]
     network.train()
+    if run.compile:
+        compile_blocks(network)
     shard(network, group.mesh, run.precision)
     return network
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from .. import catalog
+from ..backends.compile import require_compiler
 from ..backends.device import pick, preferred_dtype, probe
 from ..backends.registry import ATTENTIONS, KERNELS, require
 from ..card import Card, experts
@@ -129,6 +130,8 @@ def _check_machine(run: Run, card: Card, device: str) -> None:
             f"precision: {card.name} does not run in it", value=run.precision, choices=card.recipe.precision
         )
     require(probe(device), run.precision, attention=run.attention)
+    if run.compile:
+        require_compiler(device)
     if not KERNELS[run.attention].backward:
         choices = [name for name in ATTENTIONS if KERNELS[name].backward]
         raise BackendError("attention has no backward pass", value=run.attention, choices=choices)

@@ -152,6 +152,7 @@ class Run:
         stored: the precision in which the result's weights are written; adapters are always float32.
         ema: decay of the averaged weights; None keeps none.
         sinks: where metrics go besides `metrics.csv` in the run's folder.
+        compile: the blocks, which is faster and rounds otherwise than serving does without.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 
@@ -175,6 +176,7 @@ class Run:
     stored: Literal["float32", "bfloat16"] = "float32"
     gradient_checkpointing: bool = False
     attention: str = "sdpa"
+    compile: bool = False
     device: str = "auto"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     evaluation: Evaluation | None = None
