@@ -21,13 +21,23 @@ from .program import Loops
 from .weights import hub
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Velocity = Callable[..., "Tensor"]
 ZOO = Path(__file__).parent / "zoo"
 SHIPPED = {"loopwright/tiny-wan": ZOO / "tiny-wan"}
 FAMILIES = ("wan",)
 _PIPELINES = {pipeline: "wan" for pipeline in wan.PIPELINES}
+
+
+class WholeClip(Protocol):
+    """An autoencoder's passes over whole clips, for training; latents are not normalised."""
+
+    def encode(self, video: "Tensor") -> tuple["Tensor", "Tensor"]:
+        """[B, 3, T, H, W] in -1..1 -> means and log-variances [B, C, t, h, w]."""
+
+    def decode(self, latents: "Tensor") -> "Tensor":
+        """Latents -> video, not clamped."""
 
 
 class Family(Protocol):
@@ -42,6 +52,8 @@ class Family(Protocol):
     def velocity(self, card: Card) -> Velocity: ...
 
     def bound(self, part: object, attention: str, kernels: str) -> AbstractContextManager[None]: ...
+
+    def whole_clip(self, autoencoder: "nn.Module", *, compile: bool = False) -> WholeClip: ...
 
 
 def known() -> Iterator[Card]:
@@ -92,6 +104,11 @@ def velocity(card: Card) -> Velocity:
 def binding(card: Card) -> Callable[[object, str, str], AbstractContextManager[None]]:
     """What holds a choice of attention and kernels for a component over several calls, such as a backward pass."""
     return _family(card).bound
+
+
+def whole_clip(card: Card, autoencoder: "nn.Module", *, compile: bool = False) -> WholeClip:
+    """The card's autoencoder over whole clips. Raises CardError for a layout that training does not know."""
+    return _family(card).whole_clip(autoencoder, compile=compile)
 
 
 def _family(card: Card) -> Family:

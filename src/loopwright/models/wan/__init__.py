@@ -2,7 +2,8 @@
 
 `describe(folder)` makes a card from a Diffusers folder without reading weights; `loops(card)` gives the loops that its
 stages name; `prepare` readies a component just loaded; `velocity` and `bound` are for who runs the forward by itself;
-`KNOWN` are the published checkpoints. Importing this package imports no torch.
+`whole_clip` is the autoencoder as training has it; `KNOWN` are the published checkpoints. Importing this package imports
+no torch.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from ...program import Loops
 from .card import KNOWN, PIPELINES, describe
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-__all__ = ["KNOWN", "PIPELINES", "bound", "describe", "loops", "prepare", "velocity"]
+    from .whole_clip import WholeClip
+
+__all__ = ["KNOWN", "PIPELINES", "bound", "describe", "loops", "prepare", "velocity", "whole_clip"]
 
 
 def loops(card: Card) -> Loops:
@@ -45,3 +48,10 @@ def bound(part: object, attention: str, kernels: str) -> AbstractContextManager[
     from .install import bound as hold
 
     return hold(part, attention, kernels)  # type: ignore[arg-type]
+
+
+def whole_clip(autoencoder: "nn.Module", *, compile: bool = False) -> "WholeClip":
+    """Passes of the autoencoder over whole clips. Imports torch; raises CardError for Wan2.1's layout."""
+    from .whole_clip import WholeClip
+
+    return WholeClip(autoencoder, compile=compile)
