@@ -2,8 +2,8 @@
 
 `describe(folder)` makes a card from a Diffusers folder without reading weights; `loops(card)` gives the loops that its
 stages name; `prepare` readies a component just loaded; `velocity` and `bound` are for who runs the forward by itself;
-`whole_clip` is the autoencoder as training has it; `KNOWN` are the published checkpoints. Importing this package imports
-no torch.
+`whole_clip` is the autoencoder as training has it; `KNOWN` are the published checkpoints. Importing this package
+imports no torch.
 """
 
 from collections.abc import Callable
