@@ -1,4 +1,4 @@
-"""The command `loopwright`: generate, train, data, encode, models, backends, verify.
+"""The command `loopwright`: generate, serve, train, data, encode, models, backends, verify.
 
     loopwright generate loopwright/tiny-wan --prompt "a fox moving left on a blue background" --seed 7
 
@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import LoopwrightError, RequestError
-from . import backends, data, encode, generate, models, train, verify
+from . import backends, data, encode, generate, models, serve, train, verify
 
 INVALID, INTERRUPTED, CUT_OFF = 2, 130, 141
-_COMMANDS = (generate, train, data, encode, models, backends, verify)
+_COMMANDS = (generate, serve, train, data, encode, models, backends, verify)
 
 
 class _Parser(argparse.ArgumentParser):

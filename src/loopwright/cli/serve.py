@@ -1,0 +1,125 @@
+"""Serve models over HTTP, in OpenAI's shapes.
+
+    loopwright serve loopwright/tiny-wan
+    loopwright serve MODEL MODEL --host 0.0.0.0 --keys keys.txt
+    loopwright serve --keys keys.txt --new-key alice          # prints a new key once, and ends
+
+Answers come in fixed mode unless a request asks for another: the same bits whoever else is served, and
+`generate --mode fixed --rows N` repeats them. Jobs and results lie in --folder and outlive the server.
+"""
+
+import argparse
+import sys
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RequestError
+from . import flags
+from .chatter import quiet
+from .flags import Flag
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from ..serving.settings import Settings
+
+NAME, HELP = "serve", "serve models over HTTP, in OpenAI's shapes"
+_MODELS = ("device", "dtype", "memory", "graphs", "compile")
+_LIMITS = {"max_queue": "queue", "max_per_key": "concurrent", "max_pixels": "pixels", "max_body": "body"}
+FLAGS = (
+    Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ...", group="models"),
+    Flag("dtype", "precision of the generators, such as bfloat16", group="models"),
+    Flag("memory", "auto, high (weights stay on the device) or low (they come when needed)", group="models"),
+    Flag("graphs", "auto (always on CUDA), always or never: capture steps as CUDA graphs", group="models"),
+    Flag("compile", "compile the generators' blocks", bool, "models"),
+    Flag("threads", "CPU threads", int, "models", "N"),
+    Flag("host", "address to listen on; 127.0.0.1, this machine alone", group="access"),
+    Flag("port", "port to listen on; 8000", int, "access", "N"),
+    Flag("keys", "file of API keys' hashes; without it nobody needs a key", group="access", metavar="FILE"),
+    Flag("new_key", "add a key of that name to --keys, print it and end", group="access", metavar="NAME"),
+    Flag("anonymous", "listen beyond this machine although nobody needs a key", bool, "access"),
+    Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
+    Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
+    Flag("retain_seconds", "how long results are kept; a week", float, "jobs", "N"),
+    Flag("retain_bytes", "how much of them is kept; 10 GiB", int, "jobs", "N"),
+    Flag("drain_seconds", "how long waiting requests may take when the server stops; 20", float, "jobs", "N"),
+    Flag("max_queue", "requests under way, in all; 256", int, "limits", "N"),
+    Flag("max_per_key", "requests under way for one key; 64", int, "limits", "N"),
+    Flag("max_pixels", "height x width x frames of one request; 2^27", int, "limits", "N"),
+    Flag("max_body", "bytes of one request; 64 MiB", int, "limits", "N"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="shipped ids, Diffusers folders or hub names")
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON with the names of these flags")
+    flags.add_arguments(parser, FLAGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Listen, load, serve; or make a key."""
+    if arguments.config:
+        flags.fill(arguments, flags.read_config(arguments.config, FLAGS), FLAGS)
+    if arguments.new_key:
+        return _new_key(arguments)
+    if not arguments.models:
+        raise RequestError("no model to serve", remedy="name one, such as loopwright/tiny-wan")
+    with quiet():
+        _require_serving()
+        from ..serving import server
+        from ..serving.service import Service
+
+        settings = _settings(arguments)
+        with server.listen(settings) as sock:
+            service = Service(_load(arguments), settings)
+            server.run(service, sock)
+    return 0
+
+
+def _new_key(arguments: argparse.Namespace) -> int:
+    if not arguments.keys:
+        raise RequestError("a new key needs its file", remedy="give --keys FILE")
+    from ..serving.keys import new_key
+
+    print(new_key(Path(arguments.keys), arguments.new_key))
+    return 0
+
+
+def _require_serving() -> None:
+    """Raise RequestError where the packages of a server are not installed."""
+    for name in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        if find_spec(name) is None:
+            raise RequestError(
+                "serving needs a package that is not installed", value=name, remedy='pip install "loopwright[serve]"'
+            )
+
+
+def _settings(arguments: argparse.Namespace) -> "Settings":
+    from ..serving.settings import Limits, Settings
+
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    for name in ("folder", "keys"):
+        if name in given:
+            given[name] = Path(given[name]).expanduser().absolute()
+    limits = Limits(**{name: given[flag] for flag, name in _LIMITS.items() if flag in given})
+    known = {field.name for field in fields(Settings)} - {"limits"}
+    return Settings(limits=limits, **{name: value for name, value in given.items() if name in known})
+
+
+def _load(arguments: argparse.Namespace) -> "list[Model]":
+    """The models, which share their components."""
+    from .. import api
+    from ..engine.instance import Store
+    from ..files import cache_folder
+
+    if arguments.threads is not None:
+        import torch
+
+        torch.set_num_threads(arguments.threads)
+    store = Store(prices=cache_folder() / "prices")
+    given = {name: value for name in _MODELS if (value := getattr(arguments, name)) is not None}
+    models = [api.load(name, store=store, **given) for name in arguments.models]
+    print(f"loading {len(models)} model{'s' * (len(models) > 1)}", file=sys.stderr, flush=True)
+    return models

@@ -1,0 +1,148 @@
+"""What every request passes first: an id, who asks, whether it may, how much it may send; and the line in the log.
+
+app.add_middleware(Gate, settings=settings, keys=keys, metrics=metrics, closing=lambda: False)
+
+Pages of other sites cannot use a server on this machine through a browser: a foreign `Origin` is refused, and on a
+loopback address a foreign `Host`.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .keys import Keys
+from .metrics import Metrics
+from .refusal import Refusal, told
+from .settings import Settings
+
+ANYBODY = "anybody"
+_OPEN = ("/health",)
+_HERE = ("localhost", "127.0.0.1", "::1")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_log = logging.getLogger("loopwright.serving")
+
+
+class Gate:
+    """ASGI middleware. `closing` says whether the server takes no new work any more."""
+
+    def __init__(
+        self, app: ASGIApp, *, settings: Settings, keys: Keys | None, metrics: Metrics, closing: Callable[[], bool]
+    ) -> None:
+        self._app, self._settings, self._keys = app, settings, keys
+        self._metrics, self._closing = metrics, closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, begun, status = Headers(scope=scope), time.perf_counter(), 499
+        name = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = name
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = name
+            await send(message)
+
+        try:
+            try:
+                self._admit(scope, headers)
+            except Refusal as refusal:
+                code, body, more = told(refusal)
+                await JSONResponse(body, code, more)(scope, receive, sending)
+            else:
+                await self._app(scope, self._bounded(receive), sending)
+        finally:
+            self._note(scope, name, status, time.perf_counter() - begun)
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Raise Refusal for who may not ask."""
+        self._check_site(headers)
+        scope["state"]["owner"] = self._owner(scope, headers)
+        if self._closing() and scope["method"] not in ("GET", "HEAD"):
+            raise Refusal("the server is being stopped", status=503, code="stopping", retry_after=10)
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length[:20]) > self._settings.limits.body:
+            raise self._too_large()
+
+    def _check_site(self, headers: Headers) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._settings.local and _hostname(f"//{host}") not in (*_HERE, self._settings.host):
+            raise Refusal(f"no such host here: {host[:80]!r}", status=403, code="foreign_host")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refusal(f"pages of {origin[:80]!r} may not use this server", status=403, code="foreign_origin")
+
+    def _owner(self, scope: Scope, headers: Headers) -> str:
+        if self._keys is None or scope["path"] in _OPEN:
+            return ANYBODY
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        owner = self._keys.owner(key.strip()) if kind.lower() == "bearer" else None
+        if owner is None:
+            raise Refusal("give a valid API key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
+        return owner
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Receive a body of at most so many bytes, in at most so many seconds."""
+        limits = self._settings.limits
+        received, whole = 0, False
+        until = time.monotonic() + limits.upload_seconds
+
+        async def bounded() -> Message:
+            nonlocal received, whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                raise Refusal("the body came too slowly", status=408, code="too_slow") from None
+            received += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if received > limits.body:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> Refusal:
+        most = self._settings.limits.body
+        return Refusal(f"the body is too large; at most {most} bytes", status=413, code="body_too_large")
+
+    def _note(self, scope: Scope, name: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
+        self._metrics.requests.labels(method, route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        line = {
+            "at": round(time.time(), 3),
+            "request_id": name,
+            "method": method,
+            "path": scope["path"][:200],
+            "status": status,
+            "seconds": round(seconds, 6),
+            "owner": scope["state"].get("owner"),
+        }
+        _log.info(json.dumps(line))
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's if it is a plain one, else one of ours."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _hostname(host: str) -> str | None:
+    try:
+        return urlsplit(host).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,111 @@
+"""Jobs put into the engine from the event loop, and waited for there.
+
+    ticket = await jobs.start(lambda listener: Job(model.instance, request, listener=listener))
+    job = await jobs.finish(ticket)                # cancelled with whoever waits
+
+Files are made of results in a pool of threads of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from ..api.model import Model
+from ..engine.job import Job, Listener
+from .driver import Driver
+from .metrics import Metrics
+from .refusal import Refusal
+from .ticket import Ticket
+
+T = TypeVar("T")
+_ENCODERS = 2
+
+
+class Jobs:
+    """On the event loop."""
+
+    def __init__(self, driver: Driver, metrics: Metrics) -> None:
+        self.driver, self._metrics = driver, metrics
+        self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
+        self._live: set[Ticket] = set()
+
+    async def start(
+        self, make: Callable[[Listener], Job], *, priority: str = "normal", seconds: float | None = None
+    ) -> Ticket:
+        """Make a job and queue it; it is cancelled if it has not ended in so many seconds."""
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(loop)
+        due = None if seconds is None else time.perf_counter() + seconds
+
+        def begin() -> None:
+            ticket.job = make(ticket.listen)
+            self.driver.submit(ticket.job, priority=priority, deadline=due)
+
+        starting = asyncio.ensure_future(asyncio.to_thread(begin))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(lambda task: None if task.exception() else self.driver.cancel(ticket.job))
+            raise
+        self._live.add(ticket)
+        if seconds is not None:
+            ticket.alarm = loop.call_later(seconds, self._expire, ticket)
+        return ticket
+
+    async def finish(self, ticket: Ticket) -> Job:
+        """The job, done. Raises what ended it otherwise; whoever stops waiting cancels it."""
+        try:
+            await ticket.ended.wait()
+        finally:
+            self._live.discard(ticket)
+            if ticket.alarm is not None:
+                ticket.alarm.cancel()
+            if not ticket.job.ended:
+                self.driver.cancel(ticket.job)
+            self._count(ticket)
+        job = ticket.job
+        if job.error is not None:
+            raise job.error
+        if ticket.expired:
+            raise Refusal("the deadline has passed", status=422, code="deadline_exceeded", param="deadline")
+        if job.status == "cancelled":
+            raise Refusal("the request was cancelled", status=409, code="cancelled")
+        return job
+
+    async def run(
+        self, make: Callable[[Listener], Job], *, priority: str = "normal", seconds: float | None = None
+    ) -> Job:
+        """Start and finish."""
+        return await self.finish(await self.start(make, priority=priority, seconds=seconds))
+
+    async def encode(self, model: Model, job: Job, path: Path) -> Path:
+        """The result as a file, by its suffix."""
+        return await self.aside(lambda: model.result(job).save(path))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What `work` gives, in a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+
+    def soonest(self) -> float:
+        """In how many seconds the first of those under way may end."""
+        left = [ticket.eta for ticket in self._live if ticket.eta is not None]
+        waiting = (self.driver.scheduler.eta(ticket.job) for ticket in self._live if ticket.eta is None)
+        return min([*left, *(eta for eta in waiting if eta is not None)], default=1.0)
+
+    def close(self) -> None:
+        """End the pool, its work done."""
+        self._encoders.shutdown()
+
+    def _expire(self, ticket: Ticket) -> None:
+        ticket.expired = True
+        self.driver.cancel(ticket.job)
+
+    def _count(self, ticket: Ticket) -> None:
+        job = ticket.job
+        status = job.status if job.ended else "cancelled"
+        self._metrics.jobs.labels(job.request.model, status).inc()
+        for stage, seconds in ticket.stage_seconds.items():
+            self._metrics.stages.labels(job.request.model, stage).observe(seconds)

@@ -1,0 +1,120 @@
+"""The models of a server, and requests of them: resolved, within limits, with the rows that fixed mode keeps.
+
+models = Models([api.load("loopwright/tiny-wan")], driver, limits)
+asked = await models.resolve(None, "a fox", None, {}, {"seed": 7})
+asked.request.rows, asked.echo["card"]
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..api.model import Model, Parameter
+from ..card import experts
+from ..engine.sizes import shape_of
+from ..program import bind
+from ..request import Frames, Request
+from .driver import Driver
+from .refusal import Refusal
+from .settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that can be queued, and what every answer says of it."""
+
+    model: Model
+    request: Request
+    echo: Mapping[str, object]
+
+
+def by_name(models: Iterable[Model]) -> dict[str, Model]:
+    """Models by what clients call them."""
+    named: dict[str, Model] = {}
+    for model in models:
+        if model.card.name in named:
+            raise Refusal(f"two models have the name {model.card.name!r}; rename one's folder")
+        named[model.card.name] = model
+    return named
+
+
+def read_weights(models: Iterable[Model]) -> None:
+    """Read every component that a task uses now, rather than at its first request."""
+    for model in models:
+        stages = [stage for program in model.card.programs.values() for stage in program.stages]
+        for name in dict.fromkeys(name for stage in stages for name in stage.uses):
+            model.instance.part(name)
+
+
+class Models:
+    """Of one device, which `driver` drives."""
+
+    def __init__(self, models: Sequence[Model], driver: Driver, limits: Limits) -> None:
+        self.named = by_name(models)
+        self._driver, self._limits = driver, limits
+        self._rows: dict[object, int] = {}
+
+    def get(self, name: str | None) -> Model:
+        """The model of that name; without one, the only one there is."""
+        if name is None and len(self.named) == 1:
+            return next(iter(self.named.values()))
+        if name not in self.named:
+            what = "no model named" if name is None else f"no such model: {name!r}"
+            choices = ", ".join(self.named)
+            raise Refusal(f"{what}; choices: {choices}", status=404, code="model_not_found", param="model")
+        return self.named[name]
+
+    async def resolve(
+        self,
+        name: str | None,
+        prompt: str,
+        task: str | None,
+        media: Mapping[str, Frames],
+        parameters: Mapping[str, Parameter],
+    ) -> Asked:
+        """Raises Refusal or a LoopwrightError; afterwards nothing of the request is in doubt."""
+        model = self.get(name)
+        mode, rows = parameters.get("mode") or "fixed", parameters.get("rows")
+        measured = mode == "fixed" and rows is None
+        settled = {**parameters, "mode": mode, "rows": 1 if measured else rows}
+        request = await asyncio.to_thread(
+            model.request,
+            prompt,
+            task=task,
+            image=media.get("image"),
+            video=media.get("video"),
+            **settled,  # type: ignore[arg-type]
+        )
+        self._limits.check(request)
+        bind(model.card, request, model.instance.loops)
+        if measured:
+            request = replace(request, rows=await self.rows(model, request))
+        return Asked(model, request, await asyncio.to_thread(_echo, model, request))
+
+    async def rows(self, model: Model, request: Request) -> int:
+        """The rows of fixed mode for requests of this shape: measured once, between two steps, and kept.
+
+        A CPU is filled by one request.
+        """
+        if model.instance.binding.device == "cpu":
+            return 1
+        shape = (model.card.digest, shape_of(request))
+        if shape not in self._rows:
+            work = self._driver.call(lambda: model.rows(request, limit=self._limits.rows))
+            self._rows[shape] = await asyncio.wrap_future(work)
+        return self._rows[shape]
+
+
+def _echo(model: Model, request: Request) -> dict[str, object]:
+    record = {name: value for name, value in request.record().items() if name not in ("model", "prompt")}
+    return {
+        "model": model.card.name,
+        "prompt": request.prompt,
+        "seed": request.seed,
+        "mode": request.mode,
+        "rows": request.rows,
+        "size": f"{request.width}x{request.height}",
+        "parameters": record,
+        "card": model.card.digest,
+        "weights": {name: model.instance.version(name) for name in experts(model.card)},
+    }

@@ -1,0 +1,75 @@
+"""POST /v1/images/generations and /v1/images/edits; GET /v1/images/{id}/content."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from ...card import Card
+from ...program import task_of
+from .. import intake, uploads
+from ..bodies import ImageBody
+from ..models import Asked
+from ..refusal import Refusal
+from ..service import Service
+from ..sse import EventStream, unless_gone
+from .asking import dry, owner_of
+
+FILE = "image"
+
+
+def router(service: Service) -> APIRouter:
+    """The endpoints of images."""
+    routes = APIRouter(tags=["images"])
+
+    @routes.post("/v1/images/generations", openapi_extra=intake.described(ImageBody))
+    async def generate(request: Request) -> Response:
+        body, _ = await intake.read(request, ImageBody)
+        card = service.models.get(body.model).card
+        asked = await service.models.resolve(body.model, body.prompt, task_of(card, None, ()), {}, body.parameters())
+        return await answer(request, asked, body, "image_generation")
+
+    @routes.post("/v1/images/edits", openapi_extra=intake.described(ImageBody, FILE, required=True))
+    async def edit(request: Request) -> Response:
+        body, upload = await intake.read(request, ImageBody, file=FILE)
+        if upload is None:
+            raise Refusal("an edit needs an image, as a file in multipart/form-data", param=FILE)
+        task = editing(service.models.get(body.model).card)
+        folder, most = service.records.folder, service.limits.pixels
+        frames = await asyncio.to_thread(uploads.decode, upload, "image", folder, most=most)
+        asked = await service.models.resolve(body.model, body.prompt, task, {"video": frames}, body.parameters())
+        return await answer(request, asked, body, "image_edit")
+
+    @routes.get("/v1/images/{image_id}/content")
+    async def content(request: Request, image_id: str) -> Response:
+        record = await asyncio.to_thread(service.records.get, owner_of(request), image_id)
+        if record is None or record.kind != "image":
+            raise Refusal(f"no such image: {image_id[:80]!r}", status=404, code="not_found", param="image_id")
+        return FileResponse(service.records.file(record))
+
+    async def answer(request: Request, asked: Asked, body: ImageBody, name: str) -> Response:
+        if "idempotency-key" in request.headers:
+            raise Refusal("images are made while you wait: Idempotency-Key is for videos", param="Idempotency-Key")
+        service.images.seeds(asked, body.n)
+        if body.dry_run:
+            return JSONResponse(dry(asked))
+        owner = owner_of(request)
+        if body.stream:
+            service.admission.enter(owner, body.n)
+            return EventStream(
+                service.images.stream(asked, body, name), at_end=lambda: service.admission.leave(owner, body.n)
+            )
+        with service.admission.admit(owner, body.n):
+            made = await unless_gone(request, service.images.make(asked, body, owner))
+        return Response(status_code=499) if made is None else JSONResponse(made)
+
+    return routes
+
+
+def editing(card: Card) -> str:
+    """The task that makes a picture of a picture: video to video, of one frame. Raises Refusal."""
+    for name, program in card.programs.items():
+        if program.inputs == ("video",):
+            return name
+    raise Refusal(f"{card.name} edits no images; its tasks: {', '.join(card.programs)}", param="model")

@@ -1,0 +1,98 @@
+"""A service on a port, until it is told to stop.
+
+    sock = listen(settings)                        # refuses a port that is taken, before any weight is read
+    run(Service(models, settings), sock)
+
+SIGTERM and SIGINT drain: no new work, streams end, requests under way get `drain_seconds`, jobs are saved.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from ..errors import RequestError, StateError
+from .app import create_app
+from .service import Service
+from .settings import Settings
+
+_CONNECTIONS = 1000
+
+
+class Server(uvicorn.Server):
+    """Leaves the process's signals to whoever runs it, and says `announcement` on stderr once it serves."""
+
+    announcement = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises StateError where the service did not start; the log says why."""
+        await super().startup(sockets)
+        if not self.started:
+            raise StateError("the server did not start", remedy="its log says why")
+        if self.announcement:
+            print(self.announcement, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """None are captured."""
+        yield
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The socket, listening. Raises RequestError."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise RequestError(
+            f"cannot listen on {where} ({error.strerror or error})", remedy="give another --port"
+        ) from error
+
+
+def server_of(service: Service) -> Server:
+    """A server to be run in an event loop of one's own: `await server.serve(sockets=[sock])`."""
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=round(service.settings.drain_seconds),
+        ws="none",
+    )
+    return Server(config)
+
+
+def run(service: Service, sock: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    _log_lines()
+    asyncio.run(_serve(service, sock))
+
+
+async def _serve(service: Service, sock: socket.socket) -> None:
+    server, loop = server_of(service), asyncio.get_running_loop()
+
+    def stop() -> None:
+        service.closing.set()
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    host, port = sock.getsockname()[:2]
+    server.announcement = f"serving {', '.join(service.models.named)} on http://{host}:{port}/v1"
+    await server.serve(sockets=[sock])
+
+
+def _log_lines() -> None:
+    """A line of JSON a request, on stderr; what uvicorn warns of beside it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("loopwright.serving")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

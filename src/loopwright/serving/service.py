@@ -1,0 +1,99 @@
+"""A server's parts, put together: engine, models, jobs, records, limits.
+
+    service = Service(models, settings)
+    async with service.running():
+        ...
+
+`Service` is what routes are given. Starting reads every weight; stopping saves what is under way.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from ..api.model import Model
+from ..program import task_of
+from .admission import Admission
+from .driver import Driver
+from .health import Health
+from .images import Images
+from .jobs import Jobs
+from .keys import Keys
+from .metrics import Metrics
+from .models import Models, by_name, read_weights
+from .records import Records
+from .saver import Saver
+from .settings import Settings
+from .videos import Videos
+
+_UPKEEP_SECONDS = 60.0
+_log = logging.getLogger("loopwright.serving")
+
+
+class Service:
+    """Of models on one device that share a store. `closing` is set when no new work is taken."""
+
+    def __init__(self, models: Sequence[Model], settings: Settings) -> None:
+        by_name(models)
+        read_weights(models)
+        self.settings, self.limits = settings, settings.limits
+        self.keys = None if settings.keys is None else Keys(settings.keys)
+        self.records = Records(settings.folder)
+        self.records.sweep()
+        self._saver = Saver(settings.save_seconds)
+        scheduler = models[0].scheduler(policy=settings.policy)
+        for model in models[1:]:
+            ledger = model.instance.store.ledger(model.instance.binding.device)
+            if ledger is not None:
+                model.instance.set_aside(ledger)
+        self.driver = Driver(scheduler, between=self._saver)
+        self.metrics = Metrics(lambda: float(len(self.admission)), lambda: float(len(scheduler)))
+        self.jobs = Jobs(self.driver, self.metrics)
+        self.admission = Admission(self.limits, self.jobs.soonest)
+        self.models = Models(models, self.driver, self.limits)
+        self.images = Images(self.jobs, self.records, self.limits)
+        self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
+        self.health = Health(self.jobs, models[0], settings.health_seconds)
+        self.closing = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Measure what is asked by default, take up what was left, and keep house until the end."""
+        upkeep: asyncio.Task[None] | None = None
+        try:
+            for model in self.models.named.values():
+                await self._measure(model)
+            await self.videos.recover()
+            upkeep = asyncio.create_task(self._keep_house())
+            yield
+        finally:
+            self.closing.set()
+            if upkeep is not None:
+                upkeep.cancel()
+            await asyncio.to_thread(self.driver.close, self._saver.save_all)
+            await self.videos.leave()
+            await asyncio.to_thread(self.jobs.close)
+            self.records.close()
+
+    async def _measure(self, model: Model) -> None:
+        """The rows of requests that leave everything to the model."""
+        task = task_of(model.card, None, ()) if any(not p.inputs for p in model.card.programs.values()) else None
+        if task is not None:
+            await self.models.rows(model, model.request("a circle", task=task, seed=0))
+
+    async def _keep_house(self) -> None:
+        """Remove results that are too old or too many."""
+        while True:
+            try:
+                await asyncio.to_thread(self.tidy)
+            except OSError:
+                _log.exception("results that have expired could not be removed")
+            await asyncio.sleep(_UPKEEP_SECONDS)
+
+    def tidy(self) -> None:
+        """Remove what has expired."""
+        settings = self.settings
+        for record in self.records.expired(time.time(), settings.retain_seconds, settings.retain_bytes):
+            self.records.remove(record)

@@ -1,0 +1,75 @@
+"""Server-sent events, and knowing when nobody listens any more.
+
+return EventStream(generator())              # of (name, data, id)
+await unless_gone(request, work())           # cancelled when the client leaves
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .refusal import told
+from .tasks import unless
+
+T = TypeVar("T")
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Sent(NamedTuple):
+    """One event. `id` is what a client repeats as Last-Event-ID."""
+
+    name: str
+    data: Mapping[str, object]
+    id: str = ""
+
+    def encoded(self) -> bytes:
+        """As it goes over the wire."""
+        head = f"id: {self.id}\n" if self.id else ""
+        return f"{head}event: {self.name}\ndata: {json.dumps(self.data)}\n\n".encode()
+
+
+class EventStream(Response):
+    """Sends events until there are no more or the client leaves; leaving closes the generator, wherever it waits.
+
+    `at_end` is called in any case.
+    """
+
+    def __init__(self, events: AsyncIterator[Sent], at_end: Callable[[], None] | None = None) -> None:
+        super().__init__(media_type="text/event-stream", headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events, self._at_end = events, at_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless(_left(receive), self._send(send))
+        finally:
+            if self._at_end is not None:
+                self._at_end()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event.encoded(), "more_body": True})
+        except Exception as error:
+            _, body, _ = told(error)
+            await send({"type": "http.response.body", "body": Sent("error", body).encoded(), "more_body": True})
+            if told(error)[0] == 500:
+                raise
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def unless_gone(request: Request, work: Coroutine[object, object, T]) -> T | None:
+    """What `work` gives; it is cancelled, and None given, if the client leaves first. The body must have been read."""
+    return await unless(_left(request.receive), work)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
