@@ -88,10 +88,8 @@ def _shown(settings: "Run") -> int:
     plan = make(settings)
     print(text(plan.run), end="")
     held = f", {len(plan.held_rows)} held out" if plan.held_rows else ""
-    print(
-        f"# {plan.steps} steps, {plan.epochs} epochs of {len(plan.rows)} rows{held}; trains {', '.join(plan.roles)}",
-        file=sys.stderr,
-    )
+    what = "of drawn rows" if plan.order is None else f"{plan.epochs} epochs of {len(plan.rows)} rows{held}"
+    print(f"# {plan.steps} steps, {what}; trains {', '.join(plan.roles)}", file=sys.stderr)
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
@@ -34,6 +35,19 @@ class Step:
     after: Position
 
 
+class Batches(Protocol):
+    """Steps in an order that resumes exactly, for one process of a group."""
+
+    def start(self) -> Position:
+        """Before the first step."""
+
+    def check(self, position: Position) -> None:
+        """Raise StateError for a position in another order."""
+
+    def steps(self, position: Position, epochs: int) -> Iterator[Step]:
+        """Every step left of so many epochs. Raises StateError for a position in another order."""
+
+
 @dataclass(frozen=True)
 class Feed:
     """The rows of a data set, as `order` has them. `parts` is how many batches a step is accumulated from, or fewer
@@ -44,6 +58,14 @@ class Feed:
     order: Order
     group: Group
     parts: int = 1
+
+    def start(self) -> Position:
+        """Before the first step."""
+        return self.order.start()
+
+    def check(self, position: Position) -> None:
+        """Raise StateError for a position in another order."""
+        self.order.walk(position, epochs=0)
 
     def steps(self, position: Position, epochs: int) -> Iterator[Step]:
         """Every step left of so many epochs. Raises StateError for a position in another order."""

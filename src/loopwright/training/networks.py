@@ -43,6 +43,8 @@ def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     if run.gradient_checkpointing:
         network.enable_gradient_checkpointing()  # type: ignore[operator]
     network.train()
+    if run.method == "autoencoder":  # passes use its weights where they are, and compile what they can
+        return network
     if run.compile:
         compile_blocks(network)
     shard(network, group.mesh, run.precision)

@@ -4,6 +4,7 @@
     edges = shares("logit_normal", 1000)                # float64 [1001]: the share of draws before each of them
     index = pick(edges, 0, 1000, 0.25)                  # the level at a quarter of the draws
     generator(seed, step, place)                        # the same numbers whoever draws them, and whenever
+    seeded(device, generator(seed, step))               # a generator of that device, for many numbers at once
 
 A way of drawing levels is its distribution function on the grid, so a part of the grid is drawn from by cutting it, and
 fixed levels for evaluation are its quantiles. Densities: Esser et al. 2024 (arXiv 2403.03206), section 3.1; a test
@@ -56,6 +57,11 @@ def generator(*scope: object) -> torch.Generator:
     """The CPU's generator for what the scope names, such as a seed, a step and a row's place."""
     digest = hashlib.blake2b(repr(scope).encode(), digest_size=8).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest) >> 1)
+
+
+def seeded(device: torch.device, source: torch.Generator) -> torch.Generator:
+    """A generator of the device that begins as that one did; its numbers are that kind of device's own."""
+    return torch.Generator(device).manual_seed(source.initial_seed())
 
 
 def uniform(source: torch.Generator) -> float:

@@ -32,13 +32,15 @@ from ..distributed.group import size
 from ..errors import BackendError, RequestError, StateError
 from ..program import resolve, validate
 from ..request import Request
+from . import drawn
+from .methods import autoencoder
 from .networks import adapt, outline
 from .run import Data, Run
 from .settings import leaves, plain
 
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
-_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks")
+_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
 _FREE = (*_LENGTH, *_RESULT, "device", "checkpoints", "evaluation", "previews", "train_only")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
@@ -47,13 +49,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run with everything it needs to know. `held` is None where no rows are held out."""
+    """A run with everything it needs to know. `held` is None where no rows are held out; a run whose batches are drawn
+    has no rows and no order."""
 
     run: Run
     card: Card
     roles: tuple[str, ...]
     rows: Sequence[Row]
-    order: Order
+    order: Order | None
     held_rows: Sequence[Row]
     held: Order | None
     steps: int
@@ -80,6 +83,10 @@ def make(run: Run) -> Plan:
     _check_adapters(run, card, roles)
     _check_output(run)
     previews = _previews(run, card)
+    if run.data is None:
+        assert run.drawn is not None and run.steps is not None, "a run has settled it"
+        drawn.function(run.drawn)
+        return Plan(run, card, roles, (), None, (), None, run.steps, 1, previews)
     encodings = encoded(run.data, device)
     _check_encoders(card, encodings.card)
     rows, held = split(read(run.data.dataset), run.data.held_out, run.seed)
@@ -113,15 +120,27 @@ def _resolved(run: Run, device: str) -> Run:
 
 
 def _roles(run: Run, card: Card) -> tuple[str, ...]:
+    if run.method == "autoencoder":
+        return (_autoencoder(card),)
     names = experts(card)
     if unknown := [name for name in run.train if name not in names]:
         raise RequestError("train names no network that generates", value=unknown[0], choices=names)
+    if run.data is None:
+        return tuple(name for name in names if not run.train or name in run.train)
     inputs = [program.inputs for program in card.programs.values()]
     if run.data.first_frame and ("image",) not in inputs:
         raise RequestError(f"data.first_frame: {card.name} takes no image", value=True, choices=card.programs)
     if not run.data.first_frame and () not in inputs:
         raise RequestError(f"data.first_frame: {card.name} needs an image", value=False, remedy="set it to true")
     return tuple(name for name in names if not run.train or name in run.train)
+
+
+def _autoencoder(card: Card) -> str:
+    if size() > 1:
+        raise RequestError("method autoencoder runs in one process", value=f"{size()} processes")
+    if autoencoder.ROLE not in card.components:
+        raise RequestError(f"{card.name} has no such component", value=autoencoder.ROLE, choices=card.components)
+    return autoencoder.ROLE
 
 
 def _check_machine(run: Run, card: Card, device: str) -> None:

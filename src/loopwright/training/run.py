@@ -22,6 +22,8 @@ from typing import Literal
 import yaml  # type: ignore[import-untyped]
 
 from ..errors import RequestError
+from .drawn import Drawn
+from .methods.autoencoder import Settings as Autoencoder
 from .methods.sft import Settings as Sft
 from .settings import Plain, build, change, plain
 
@@ -144,13 +146,16 @@ class Run:
     """A run. Give `steps`, or `epochs`: every row is seen exactly so often.
 
     Attributes:
+        data, drawn: what is trained on: a data set, or batches that a Python file draws; one of them.
         model: a shipped id, a Diffusers folder or a hub name.
         output: the folder for checkpoints, metrics and the result; a run found there is continued.
         batch_size: rows a step, over all processes and all `accumulate` parts together.
-        train: the networks to train, by their names on the card; none means all that generate.
+        train: the networks to train, by their names on the card; none means all that generate, or the autoencoder for
+            the method of that name.
         precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
         stored: the precision in which the result's weights are written; adapters are always float32.
         ema: decay of the averaged weights; None keeps none.
+        log_every: steps between two measurements, which are means over them; the host waits for the device only then.
         sinks: where metrics go besides `metrics.csv` in the run's folder.
         compile: the blocks, which is faster and rounds otherwise than serving does without.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
@@ -158,7 +163,8 @@ class Run:
 
     model: str
     output: str
-    data: Data
+    data: Data | None = None
+    drawn: Drawn | None = None
     revision: str | None = None
     steps: int | None = None
     epochs: int | None = None
@@ -166,8 +172,9 @@ class Run:
     accumulate: int = 1
     seed: int = 0
     train: tuple[str, ...] = ()
-    method: Literal["sft"] = "sft"
+    method: Literal["sft", "autoencoder"] = "sft"
     sft: Sft = field(default_factory=Sft)
+    autoencoder: Autoencoder = field(default_factory=Autoencoder)
     lora: Lora | None = None
     optimiser: Optimiser = field(default_factory=Optimiser)
     schedule: Schedule = field(default_factory=Schedule)
@@ -181,6 +188,7 @@ class Run:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     evaluation: Evaluation | None = None
     previews: Previews | None = None
+    log_every: int = 1
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ("tensorboard",)
     train_only: bool = False
 
@@ -194,17 +202,31 @@ class Run:
         _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         fits = 1 <= self.accumulate <= self.batch_size
         _require("accumulate", self.accumulate, fits, f"between 1 and batch_size ({self.batch_size})")
+        _require("log_every", self.log_every, self.log_every >= 1, "at least 1")
         _require("ema", self.ema, self.ema is None or 0 < self.ema < 1, "between 0 and 1")
         self._agree()
 
     def _agree(self) -> None:
         """Raise RequestError for settings that contradict each other."""
-        if self.evaluation and not self.data.held_out:
+        if (self.data is None) == (self.drawn is None):
+            given = "neither" if self.data is None else "both"
+            raise RequestError("a run trains on one thing", value=given, choices=("data", "drawn"))
+        if self.drawn and self.steps is None:
+            raise RequestError("drawn batches have no epochs", value=f"epochs {self.epochs}", remedy="give steps")
+        if self.method == "autoencoder":
+            self._agree_autoencoder()
+        if self.evaluation and self.data and not self.data.held_out:
             raise RequestError("evaluation needs rows held out", value="data.held_out 0", remedy="set data.held_out")
         if self.previews and self.train_only:
             raise RequestError("previews need an engine", value="train_only", remedy="drop previews or train_only")
         if len(set(self.sinks)) < len(self.sinks):
             raise RequestError("sinks names one twice", value=list(self.sinks))
+
+    def _agree_autoencoder(self) -> None:
+        for name in ("data", "lora", "previews", "train", "gradient_checkpointing"):
+            if value := getattr(self, name):
+                remedy = "leave it out" if name != "data" else "give drawn, a file that draws videos"
+                raise RequestError(f"method autoencoder takes no {name}", value=value, remedy=remedy)
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Run:

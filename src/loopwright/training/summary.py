@@ -46,7 +46,7 @@ def _page(plan: Plan, rows: Rows, plots: Sequence[str]) -> str:
 def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
     found = {
         "networks trained": ", ".join(plan.roles),
-        "rows": f"{len(plan.rows)}, and {len(plan.held_rows)} held out" if plan.held_rows else str(len(plan.rows)),
+        "rows": _rows(plan),
         "steps": f"{int(rows[-1]['step']) if rows else 0} of {plan.steps}",
     }
     for name in ("loss", "held_out/loss", "held_out/ema_loss"):
@@ -57,6 +57,12 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
             found[f"{name.replace('_', ' ')} (median)"] = f"{median(values):.4g}"
     found["entries encoded"] = f"{sum(row.get('cache_misses', 0) for row in rows):.0f}"
     return found
+
+
+def _rows(plan: Plan) -> str:
+    if plan.run.drawn is not None:
+        return f"drawn by {plan.run.drawn.source} of {plan.run.drawn.file}, {plan.run.batch_size} a step"
+    return f"{len(plan.rows)}, and {len(plan.held_rows)} held out" if plan.held_rows else str(len(plan.rows))
 
 
 def _course(values: Sequence[float]) -> str:

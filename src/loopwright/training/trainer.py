@@ -6,12 +6,14 @@
         ...
 
 A step's loss is the mean over its rows, over all processes and accumulated parts; what is reported is what was
-differentiated. Deliberately absent: where batches come from, what a loss is, who is told.
+differentiated. Between two measurements, `run.log_every` steps apart, nothing waits for the device. Deliberately
+absent: where batches come from, what a loss is, who is told.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -24,7 +26,7 @@ from ..distributed.shard import trained
 from ..errors import ModelError
 from . import optimise
 from .checkpoint import Checkpoints, Say
-from .feed import Feed, Step
+from .feed import Batches, Step
 from .methods import Method, Moment
 from .noise import generator
 from .run import Run
@@ -32,6 +34,18 @@ from .tally import Tally
 
 Hold = Callable[[nn.Module], AbstractContextManager[None]]
 Metrics = dict[str, float]
+
+
+@dataclass
+class Since:
+    """What has come together since it was last measured."""
+
+    tally: Tally = field(default_factory=Tally)
+    norms: list[torch.Tensor] = field(default_factory=list)
+    rows: int = 0
+    steps: int = 0
+    last: int = 0
+    seconds: float = 0.0
 
 
 class Trainer:
@@ -49,13 +63,13 @@ class Trainer:
         group: Group,
         networks: Mapping[str, nn.Module],
         method: Method,
-        feed: Feed,
+        feed: Batches,
         *,
         steps: int,
         epochs: int,
         hold: Hold,
         checkpoints: Checkpoints,
-        held: Feed | None = None,
+        held: Batches | None = None,
     ) -> None:
         self.run, self.group, self.networks = run, group, networks
         self._method, self._feed, self._held = method, feed, held
@@ -65,7 +79,8 @@ class Trainer:
         self._rate = run.optimiser.lr
         self._optimiser = optimise.adamw(self.parameters, run.optimiser, self._rate)
         self.average = None if run.ema is None else optimise.Average(self.parameters, run.ema)
-        self.step, self.position, self.seen = 0, feed.order.start(), 0
+        self.step, self.position, self.seen = 0, feed.start(), 0
+        self._since = Since()
 
     def resume(self, say: Say) -> bool:
         """Continue from the newest whole checkpoint, if there is one. Raises StateError for one of another run."""
@@ -74,32 +89,30 @@ class Trainer:
             return False
         self.step, self.seen = int(str(about["step"])), int(str(about["seen"]))
         self.position = Position(*about["position"])  # type: ignore[misc]
-        self._feed.order.walk(self.position, epochs=0)  # tells of another order, before it is needed
+        self._feed.check(self.position)  # before it is needed
         return True
 
     def save(self) -> None:
-        """Write a checkpoint of where the training is."""
+        """Write a checkpoint of where the training is. Raises ModelError if a loss not measured yet is not finite."""
+        if self._since.steps:
+            self._measured()
         at = self.position
         about = {"step": self.step, "seen": self.seen, "position": [at.epoch, at.offset, at.digest]}
         self._checkpoints.save(self.step, self._tensors(), about)
 
     def train(self) -> Iterator[Metrics]:
-        """Step by step, what was measured. Raises ModelError, before anything is changed, if a loss is not finite."""
+        """Step by step, what was measured since it last was; nothing after steps in between.
+
+        Raises ModelError, before the step that is measured changes anything, if a loss since then is not finite.
+        """
         if self.step >= self.steps:
             return
         begun = perf_counter()
         for step in self._feed.steps(self.position, self._epochs):
             metrics = self._stepped(step)
             self.position, self.step, self.seen = step.after, self.step + 1, self.seen + step.rows
-            seconds = perf_counter() - begun  # with waiting for the data, without what is done between steps
-            tokens = metrics.pop("tokens")
-            yield {
-                **metrics,
-                "samples_per_second": step.rows / seconds,
-                "tokens_per_second": tokens / seconds,
-                "peak_bytes": peak_bytes(str(self.group.device))[0],
-                "epoch": self.position.epoch,
-            }
+            self._since.seconds += perf_counter() - begun  # with waiting for data, without what is done between steps
+            yield self._rates(metrics) if metrics else {}
             if self.step >= self.steps:
                 return
             begun = perf_counter()
@@ -122,23 +135,43 @@ class Trainer:
         finally:
             self.average.swap()
 
+    def _rates(self, metrics: Metrics) -> Metrics:
+        since, self._since = self._since, Since()
+        return {
+            **metrics,
+            "samples_per_second": since.rows / since.seconds,
+            "tokens_per_second": metrics.pop("tokens") / since.seconds,
+            "peak_bytes": peak_bytes(str(self.group.device))[0],
+            "epoch": self.position.epoch,
+        }
+
     def _stepped(self, step: Step) -> Metrics:
-        tally = Tally()
+        since = self._since
         for part, batch in enumerate(step.parts):
             with self._bound(), self._seeded(part):
                 losses = self._method.losses(self.networks, batch, Moment(self.run.seed, self.step, part))
                 # gradients are averaged over the processes, and a step's loss is a mean over its rows
                 loss = losses.rows[: batch.real].sum() * (self.group.ranks / step.rows)
                 loss.backward()
-            tally.add(losses, batch.real)
-        norm = float(optimise.clip(self.parameters, self.run.optimiser.clip))
-        metrics, tokens = tally.reduced(self.group)
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(norm)):
-            remedy = "lower optimiser.lr, or look at the rows of this step"
-            raise ModelError(f"the loss or its gradient is not finite at step {self.step + 1}", remedy=remedy)
+            since.tally.add(losses, batch.real)
+        since.norms.append(optimise.clip(self.parameters, self.run.optimiser.clip))
+        since.rows, since.steps, since.last = since.rows + step.rows, since.steps + 1, self.step + 1
         rate = self._rate * optimise.factor(self.run.schedule, self.step, self.steps)
+        done = self.step + 1
+        metrics = self._measured() | {"lr": rate} if done % self.run.log_every == 0 or done == self.steps else {}
         self._update(rate)
-        return {**metrics, "grad_norm": norm, "lr": rate, "tokens": tokens}
+        return metrics
+
+    def _measured(self) -> Metrics:
+        """Means over the steps since it last was measured, and the tokens read. Waits for the device; a collective."""
+        metrics, tokens = self._since.tally.reduced(self.group)
+        norm = float(torch.stack(self._since.norms).mean())
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(norm)):
+            steps, last = self._since.steps, self._since.last
+            where = f"at step {last}" if steps == 1 else f"in steps {last + 1 - steps} to {last}"
+            remedy = "lower optimiser.lr, or look at the rows of this step"
+            raise ModelError(f"the loss or its gradient is not finite {where}", remedy=remedy)
+        return {**metrics, "grad_norm": norm, "tokens": tokens}
 
     def _update(self, rate: float) -> None:
         for settings in self._optimiser.param_groups:
@@ -154,7 +187,7 @@ class Trainer:
         tally, draws = Tally(), self.run.evaluation.draws if self.run.evaluation else 1
         for network in self.networks.values():
             network.eval()
-        for step in self._held.steps(self._held.order.start(), epochs=1):
+        for step in self._held.steps(self._held.start(), epochs=1):
             for batch in step.parts:
                 for draw in range(draws):
                     tally.add(self._method.held_out(self.networks, batch, draw, draws), batch.real)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
+from .autoencoder import Autoencoder
 from .batch import Batch, Losses, Material, Moment
 from .sft import Sft
 
@@ -32,4 +33,7 @@ class Method(Protocol):
         """The loss of each row under draw `draw` of `draws` fixed ones, the same at every evaluation."""
 
 
-METHODS: dict[str, "Callable[[Run, Material], Method]"] = {"sft": lambda run, material: Sft(run.sft, material)}
+METHODS: dict[str, "Callable[[Run, Material], Method]"] = {
+    "sft": lambda run, material: Sft(run.sft, material),
+    "autoencoder": lambda run, material: Autoencoder(run.autoencoder, material, compile=run.compile),
+}

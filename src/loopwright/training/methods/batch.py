@@ -17,7 +17,7 @@ class Batch:
     Attributes:
         tensors: rows on dim 0, on the device; from a data set "latent" [B, C, T, H, W], "cond" [B, L, D], and
             what the forward takes of a first frame, by its own names.
-        names: what each row is, the same in every run.
+        names: what each row is, the same in every run; none where rows are drawn while training.
         places: where each row stands in the step, over all processes and parts.
         real: so many of the rows count, the first; the rest fill up and weigh nothing.
     """
@@ -54,7 +54,7 @@ class Material:
         velocity: the forward that serving's denoising step runs, by the card's family.
         roles: the networks trained.
         compute: what they compute in; embeddings are given to them so.
-        blank: the embeddings of the empty prompt [L, D], on the device.
+        blank: the embeddings of the empty prompt [L, D], on the device; None where there are no prompts.
     """
 
     card: Card
@@ -62,4 +62,4 @@ class Material:
     roles: tuple[str, ...]
     compute: torch.dtype
     attention: str
-    blank: torch.Tensor
+    blank: torch.Tensor | None

@@ -26,6 +26,7 @@ from .batch import Batch, Losses, Material, Moment
 OWN, PINNED = ("latent", "cond"), "first_frame"
 BUCKETS = 10  # of the noise level, for the logs
 Drawn = tuple[int, bool, torch.Tensor]
+Draws = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Settings:
         shift: of the grid of levels in training, whatever samples are drawn with.
         caption_dropout: the share of rows trained on the empty prompt, which guidance needs.
         min_snr: weights as if the error of the clean sample counted min(SNR, this); None: all levels count the same.
+        draws: of noise and levels. "row": each row's own, on the host, whatever the number of processes; "batch": at
+            once on the device, which large batches need.
     """
 
     sampling: Literal["uniform", "logit_normal", "mode"] = "logit_normal"
@@ -46,6 +49,7 @@ class Settings:
     shift: float = 1.0
     caption_dropout: float = 0.1
     min_snr: float | None = None
+    draws: Literal["row", "batch"] = "row"
 
     def __post_init__(self) -> None:
         for name, fits, what in (
@@ -74,6 +78,7 @@ class Sft:
             std=settings.logit_std,
             scale=settings.mode_scale,
         )
+        self._placed: tuple[torch.Tensor, torch.Tensor] | None = None
         self._ranges = {role: span for role, span in ranges(card, self._levels).items() if role in material.roles}
         self._span = min(low for low, _ in self._ranges.values()), max(high for _, high in self._ranges.values())
         for role, (low, high) in self._ranges.items():
@@ -84,8 +89,10 @@ class Sft:
     def losses(self, networks: Mapping[str, nn.Module], batch: Batch, moment: Moment) -> Losses:
         """Mean square errors of the velocity [B], and the same by the bucket of the noise level."""
         role = self.role(moment)
+        if self._settings.draws == "batch":
+            return self._losses(networks[role], batch, self._draw_together(batch, role, moment))
         drawn = [self._draw(batch, role, moment, place) for place in batch.places]
-        return self._losses(networks[role], batch, drawn)
+        return self._losses(networks[role], batch, self._stacked(batch, drawn))
 
     def held_out(self, networks: Mapping[str, nn.Module], batch: Batch, draw: int, draws: int) -> Losses:
         """The same at one quantile of the levels, with noise of the row's own, and no caption dropped."""
@@ -96,7 +103,7 @@ class Sft:
             (level, False, torch.randn(shape, generator=noise.generator("held out", name, draw)))
             for name in batch.names
         ]
-        return self._losses(networks[role], batch, drawn)
+        return self._losses(networks[role], batch, self._stacked(batch, drawn))
 
     def role(self, moment: Moment) -> str:
         """The network that this part of the step trains."""
@@ -115,11 +122,34 @@ class Sft:
         dropped = noise.uniform(source) < self._settings.caption_dropout
         return level, dropped, torch.randn(batch.tensors["latent"].shape[1:], generator=source)
 
-    def _losses(self, network: nn.Module, batch: Batch, drawn: list[Drawn]) -> Losses:
+    def _draw_together(self, batch: Batch, role: str, moment: Moment) -> Draws:
+        """The same of all rows at once, by a generator of the device: levels, which captions go, noise."""
+        latent = batch.tensors["latent"]
+        source = noise.seeded(latent.device, noise.generator("batch", moment.seed, moment.step, batch.places[:1]))
+        edges, levels = self._tables(latent.device)
+        low, high = self._ranges[role]
+        chance = torch.rand(2, len(latent), generator=source, device=latent.device, dtype=torch.float64)
+        target = edges[low] + chance[0] * (edges[high] - edges[low])
+        level = (torch.searchsorted(edges, target, right=True) - 1).clamp(low, high - 1)
+        eps = torch.randn(latent.shape, generator=source, device=latent.device)
+        return levels[level].float(), chance[1] < self._settings.caption_dropout, eps
+
+    def _tables(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The edges of the levels' shares and the levels, on the device."""
+        if self._placed is None:
+            self._placed = (torch.from_numpy(self._edges).to(device), torch.from_numpy(self._levels).to(device))
+        return self._placed
+
+    def _stacked(self, batch: Batch, drawn: list[Drawn]) -> Draws:
+        device = batch.tensors["latent"].device
+        sigma = torch.tensor([self._levels[level] for level, _, _ in drawn], dtype=torch.float32, device=device)
+        dropped = torch.tensor([dropped for _, dropped, _ in drawn], device=device)
+        return sigma, dropped, torch.stack([values for _, _, values in drawn]).to(device)
+
+    def _losses(self, network: nn.Module, batch: Batch, draws: Draws) -> Losses:
         x0, given, material = batch.tensors["latent"].float(), batch.tensors["cond"], self._material
-        sigma = torch.tensor([self._levels[level] for level, _, _ in drawn], dtype=torch.float32, device=x0.device)
-        dropped = torch.tensor([dropped for _, dropped, _ in drawn], device=x0.device)
-        eps = torch.stack([values for _, _, values in drawn]).to(x0.device)
+        sigma, dropped, eps = draws
+        assert material.blank is not None, "who brings prompts brings the empty one"
         text = torch.where(dropped[:, None, None], material.blank.to(given.dtype), given).to(material.compute)
         s = sigma.view(-1, 1, 1, 1, 1)
         noisy, more = (1 - s) * x0 + s * eps, self._conditions(batch)
@@ -128,7 +158,7 @@ class Sft:
         if PINNED in more:  # what stands in the place of the first frame is given, and nothing is made there
             error = error[:, :, 1:]
         rows = error.flatten(1).mean(1) * self._weights(sigma)
-        return Losses(rows, buckets(rows.detach(), sigma), len(drawn) * _tokens(network, x0))
+        return Losses(rows, buckets(rows.detach(), sigma), len(rows) * _tokens(network, x0))
 
     def _conditions(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the forward takes of a first frame: latents in float32 and embeddings as computed with, as served."""

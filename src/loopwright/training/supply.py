@@ -1,0 +1,41 @@
+"""What a run's steps are made of: encodings of a data set, or batches that its own file draws.
+
+with opened(plan, group, say) as supply:
+    supply.feed, supply.held, supply.blank
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ..distributed.group import Group
+from . import drawn
+from .feed import Batches, Feed
+from .plan import Plan, encoded
+
+
+@dataclass(frozen=True)
+class Supply:
+    """`held` is None where nothing is held out; `blank` [L, D] where there are no prompts."""
+
+    feed: Batches
+    held: Batches | None
+    blank: torch.Tensor | None
+
+
+@contextmanager
+def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Supply]:
+    """The supply of a run whose encodings, if it has any, are made."""
+    run = plan.run
+    if run.drawn is not None:
+        source = drawn.opened(run.drawn, group.device)
+        feed = drawn.DrawnFeed(source, group, run.batch_size, run.accumulate, run.seed, drawn.identity(run.drawn))
+        yield Supply(feed, drawn.HeldOut(source), source.blank)
+        return
+    assert run.data is not None and plan.order is not None
+    with encoded(run.data, str(group.device), say) as encodings:
+        held = None if plan.held is None else Feed(encodings, plan.held_rows, plan.held, group)
+        blank = encodings.prompt("").to(group.device)
+        yield Supply(Feed(encodings, plan.rows, plan.order, group, run.accumulate), held, blank)
