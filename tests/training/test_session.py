@@ -97,7 +97,7 @@ def test_interrupted_and_continued_is_uninterrupted(settings, run_of, tmp_path):
     shown = StopAfter(0)
     shown.say = said.append
     assert train(parts, shown).finished and said == ["continuing after step 5 of 12"]
-    assert measured(tmp_path / "parts") == measured(tmp_path / "whole") and len(measured(tmp_path / "whole")) == 12
+    assert measured(tmp_path / "parts") == measured(tmp_path / "whole") and len(measured(tmp_path / "whole")) == 13
     assert same(weights(tmp_path / "parts", *folders), weights(tmp_path / "whole", *folders))
 
 
@@ -111,7 +111,7 @@ def test_killed_and_continued_on_two_processes_is_uninterrupted_and_two_are_one(
     assert [path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()] == ["step-00000003"]
     assert launch(2, workers.whole, (written(parts, tmp_path),)) == 0
     folders = ("model/transformer", "model-ema/transformer")
-    assert measured(tmp_path / "parts") == measured(tmp_path / "two") and len(measured(tmp_path / "two")) == 6
+    assert measured(tmp_path / "parts") == measured(tmp_path / "two") and len(measured(tmp_path / "two")) == 7
     assert same(weights(tmp_path / "parts", *folders), weights(tmp_path / "two", *folders))
     ours, theirs = (weights(tmp_path / name, *folders) for name in ("two", "one"))
     assert apart(ours, theirs, since=weights(Path(run.model), "transformer")) < 1e-3

@@ -19,7 +19,7 @@ def test_a_run_leaves_a_page_with_plots_and_all_its_settings(run_of, tmp_path):
     output = Path(run.output)
     page = (output / "summary.md").read_text()
     rows = table(output / "metrics.csv")
-    assert f"| loss | {rows[0]['loss']:.4f} → {rows[-1]['loss']:.4f} (" in page and "| steps | 4 of 4 |" in page
+    assert f"| loss | {rows[1]['loss']:.4f} → {rows[-1]['loss']:.4f} (" in page and "| steps | 4 of 4 |" in page
     plots = sorted(path.name for path in (output / "plots").iterdir())
     assert plots == ["gradient-norm.png", "learning-rate.png", "loss-by-noise.png", "loss.png", "throughput.png"]
     assert all(f"](plots/{name})" in page and Image.open(output / "plots" / name).width > 400 for name in plots)
