@@ -7,7 +7,7 @@ Started in several processes by torchrun or `distributed.launch`, all of them ca
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,19 +17,20 @@ from torch import nn
 from .. import catalog
 from ..backends.device import pick
 from ..backends.precision import torch_dtype
-from ..data.encodings import Encodings
 from ..distributed.group import Group, joined
 from ..files import replacing
 from ..request import KERNELS
 from . import export, networks, summary
 from .checkpoint import Checkpoints
-from .feed import Feed, Prepared, prepare
+from .feed import Prepared, prepare
 from .interrupt import asked
 from .methods import METHODS, Material
 from .plan import RUN, Plan, encoded, make
 from .previews import Previews
 from .run import Run, text
 from .sinks import Sink, opened
+from .supply import Supply
+from .supply import opened as opened_supply
 from .trainer import Trainer
 
 
@@ -86,8 +87,8 @@ class Session:
             with replacing(plan.output / RUN) as temporary:
                 temporary.write_text(text(plan.run), encoding="utf-8")
         prepared = self._encode()
-        with encoded(plan.run.data, str(group.device), self._display.say) as encodings:
-            trainer = self._trainer(encodings)
+        with opened_supply(plan, group, self._display.say) as supply:
+            trainer = self._trainer(supply)
             if trainer.resume(self._display.say):
                 self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
             finished = self._trained(trainer, prepared)
@@ -97,28 +98,27 @@ class Session:
 
     def _encode(self) -> Prepared:
         """With encodings of their own, so that the encoders are gone from the device before training begins."""
+        if self.plan.run.data is None:
+            return Prepared(0, 0.0)
         with encoded(self.plan.run.data, str(self._group.device), self._display.say) as encodings:
             return prepare(encodings, [*self.plan.rows, *self.plan.held_rows], self._group, self._display.encoding)
 
-    def _trainer(self, encodings: Encodings) -> Trainer:
+    def _trainer(self, supply: Supply) -> Trainer:
         plan, group, run = self.plan, self._group, self.plan.run
         loaded = networks.load(plan.card, plan.roles, run, group)
-        blank = encodings.prompt("").to(group.device)
-        material = Material(
-            plan.card, catalog.velocity(plan.card), plan.roles, torch_dtype(run.precision), run.attention, blank
-        )
-        held = Feed(encodings, plan.held_rows, plan.held, group) if plan.held is not None else None
+        compute = torch_dtype(run.precision)
+        material = Material(plan.card, catalog.velocity(plan.card), plan.roles, compute, run.attention, supply.blank)
         return Trainer(
             run,
             group,
             loaded,
             METHODS[run.method](run, material),
-            Feed(encodings, plan.rows, plan.order, group, run.accumulate),
+            supply.feed,
             steps=plan.steps,
             epochs=plan.epochs,
             hold=_holding(plan),
             checkpoints=Checkpoints(plan.output / "checkpoints", run.checkpoints.keep, group),
-            held=held,
+            held=supply.held,
         )
 
     def _trained(self, trainer: Trainer, prepared: Prepared) -> bool:
@@ -139,11 +139,12 @@ class Session:
             self._begin(trainer, sinks, previews)
         with asked() as stop:
             for metrics in trainer.train():
-                measured = {**metrics, **extra, **self._due(trainer)}
-                extra = {}
-                for sink in sinks:
-                    sink.write(trainer.step, measured)
-                self._display.step(trainer.step, trainer.steps, measured)
+                measured = {**metrics, **self._due(trainer)}
+                if measured:
+                    measured, extra = {**measured, **extra}, {}
+                    for sink in sinks:
+                        sink.write(trainer.step, measured)
+                    self._display.step(trainer.step, trainer.steps, measured)
                 stopped = self._group.any(stop())
                 last = trainer.step >= trainer.steps
                 if last or stopped or trainer.step % self.plan.run.checkpoints.every == 0:
@@ -190,5 +191,7 @@ class Session:
 
 def _holding(plan: Plan) -> Callable[[nn.Module], AbstractContextManager[None]]:
     """A network's choice of kernels, held: recomputation in the backward pass then takes the same."""
+    if plan.run.method == "autoencoder":
+        return lambda network: nullcontext()
     bound = catalog.binding(plan.card)
     return lambda network: bound(network, plan.run.attention, KERNELS)
