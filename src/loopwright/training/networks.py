@@ -43,12 +43,20 @@ def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     if run.gradient_checkpointing:
         network.enable_gradient_checkpointing()  # type: ignore[operator]
     network.train()
-    if run.method == "autoencoder":  # passes use its weights where they are, and compile what they can
-        return network
-    if run.compile:
+    if run.compile and run.method != "autoencoder":
         compile_blocks(network)
-    shard(network, group.mesh, run.precision)
+    if sharded(run, group):
+        shard(network, group.mesh, run.precision)
     return network
+
+
+def sharded(run: "Run", group: Group) -> bool:
+    """Whether weights are sharded, and lowered as shards are gathered; else who computes lowers them, by autocast.
+
+    A process alone that compiles has nothing to gather, and hooks between layers would cut what is compiled. The passes
+    of an autoencoder use its weights where they are.
+    """
+    return run.method != "autoencoder" and not (run.compile and group.ranks == 1)
 
 
 def adapt(network: nn.Module, settings: "Lora", seed: int) -> list[str]:

@@ -18,6 +18,7 @@ from ..api import Model
 from ..card import derive, experts
 from ..distributed.group import Group
 from ..engine.instance import Instance, Store
+from .networks import sharded
 from .plan import Plan
 
 FOLDER = "previews"
@@ -31,7 +32,8 @@ class Previews:
         self.every = plan.run.previews.every
         self._plan, self._group, self._networks = plan, group, networks
         card = plan.card
-        generators = {name: replace(card.components[name], dtype=plan.run.precision) for name in experts(card)}
+        dtype = plan.run.precision if sharded(plan.run, group) else "float32"
+        generators = {name: replace(card.components[name], dtype=dtype) for name in experts(card)}
         card = derive(card, components=generators)
         self._instance = Instance(
             card,

@@ -157,7 +157,8 @@ class Run:
         ema: decay of the averaged weights; None keeps none.
         log_every: steps between two measurements, which are means over them; the host waits for the device only then.
         sinks: where metrics go besides `metrics.csv` in the run's folder.
-        compile: the blocks, which is faster and rounds otherwise than serving does without.
+        compile: the blocks, which is faster and rounds otherwise than serving does without. One process alone then
+            computes in `precision` by autocast, which rounds otherwise, too.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from .. import catalog
@@ -25,6 +26,7 @@ from .checkpoint import Checkpoints
 from .feed import Prepared, prepare
 from .interrupt import asked
 from .methods import METHODS, Material
+from .methods.batch import Velocity
 from .plan import RUN, Plan, encoded, make
 from .previews import Previews
 from .run import Run, text
@@ -107,7 +109,8 @@ class Session:
         plan, group, run = self.plan, self._group, self.plan.run
         loaded = networks.load(plan.card, plan.roles, run, group)
         compute = torch_dtype(run.precision)
-        material = Material(plan.card, catalog.velocity(plan.card), plan.roles, compute, run.attention, supply.blank)
+        forward = _forward(plan, group)
+        material = Material(plan.card, forward, plan.roles, compute, run.attention, supply.blank)
         return Trainer(
             run,
             group,
@@ -187,6 +190,19 @@ class Session:
         else:
             export.adapters(trainer.networks, self._group, path, alpha=lora.alpha or lora.rank)
         return path
+
+
+def _forward(plan: Plan, group: Group) -> Velocity:
+    """The forward that serving runs, in the run's precision."""
+    forward, compute = catalog.velocity(plan.card), torch_dtype(plan.run.precision)
+    if networks.sharded(plan.run, group) or compute == torch.float32:
+        return forward
+
+    def lowered(*given: object, **named: object) -> torch.Tensor:
+        with torch.autocast(group.device.type, compute):
+            return forward(*given, **named)
+
+    return lowered
 
 
 def _holding(plan: Plan) -> Callable[[nn.Module], AbstractContextManager[None]]:
