@@ -40,6 +40,7 @@ FLAGS = (
     Flag("new_key", "add a key of that name to --keys, print it and end", group="access", metavar="NAME"),
     Flag("anonymous", "listen beyond this machine although nobody needs a key", bool, "access"),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
+    Flag("save_seconds", "how often a job under way is saved; 3", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
     Flag("retain_seconds", "how long results are kept; a week", float, "jobs", "N"),
     Flag("retain_bytes", "how much of them is kept; 10 GiB", int, "jobs", "N"),

@@ -8,11 +8,12 @@ Only formats that hold their own pixels are opened: none that names other files 
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 from .. import media
 from ..errors import MediaError
 from ..request import Frames
 
-KINDS = ("image", "video")
 _IMAGES = {b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg"}
 _TAKEN = {"image": ("PNG", "JPEG", "WebP"), "video": ("MP4", "WebM")}
 
@@ -36,7 +37,8 @@ def decode(contents: bytes, wanted: str, folder: Path, *, most: int) -> Frames:
     """RGB frames of an image or a video of at most `most` pixels in all. Raises MediaError."""
     kind, suffix = kind_of(contents)
     if kind != wanted:
-        raise MediaError(f"the file holds a {kind}; what is taken is a {wanted}", choices=_TAKEN[wanted])
+        named = {"image": "an image", "video": "a video"}
+        raise MediaError(f"the file holds {named[kind]} where this needs {named[wanted]}", choices=_TAKEN[wanted])
     with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix) as file:
         file.write(contents)
         file.flush()
@@ -47,10 +49,20 @@ def decode(contents: bytes, wanted: str, folder: Path, *, most: int) -> Frames:
 
 
 def _read(path: Path, kind: str, most: int) -> Frames:
-    extent = media.measure_image(path) if kind == "image" else media.measure_video(path)
-    if extent.height * extent.width * extent.frames > most:
-        raise MediaError(f"the {kind} has too many pixels", value=tuple(extent), remedy=f"at most {most} in all frames")
+    height, width, frames = _extent(path, kind)
+    if height * width * frames > most:
+        told = f"{width}x{height}" + (f", {frames} frames" if frames > 1 else "")
+        raise MediaError(f"the {kind} has too many pixels", value=told, remedy=f"at most {most} in all frames")
     pixels = media.read_image(path)[None] if kind == "image" else media.read_video(path)[0]
-    if pixels.size > 3 * most:
-        raise MediaError(f"the {kind} has too many pixels", value=pixels.shape, remedy=f"at most {most} in all frames")
     return Frames(pixels.tobytes(), pixels.shape, "")
+
+
+def _extent(path: Path, kind: str) -> tuple[int, int, int]:
+    """Height, width and frames. `media` would look for a PNG's orientation behind its pixels, and decode these."""
+    if kind == "video":
+        return media.measure_video(path)
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width, 1
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise MediaError(f"cannot read the image ({error})", remedy="it may be truncated") from error
