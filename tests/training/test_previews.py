@@ -1,27 +1,18 @@
 """Previews are what the engine serves with the weights as they are, and cost training nothing but time."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import workers
 
 import loopwright
 from loopwright import media
 from loopwright.api import read_record
-from loopwright.distributed.launch import launch
 from loopwright.engine.instance import Store
-from loopwright.training.run import text
 from loopwright.training.session import train
 
 SMALL = {"height": 32, "width": 32, "num_frames": 5, "num_inference_steps": 2, "max_sequence_length": 32}
 PREVIEWS = {"prompts": ["a red fox", "a blue bird"], "every": 2, "seed": 7}
-
-
-def pixels(path: Path) -> np.ndarray:
-    return media.read_video(path)[0]
 
 
 def test_the_first_and_the_last_preview_are_what_the_parent_and_the_result_generate(run_of, tmp_path):
@@ -42,17 +33,14 @@ def test_the_first_and_the_last_preview_are_what_the_parent_and_the_result_gener
     assert record["model"].endswith("after step 2") and record["request"]["prompt"] == "a blue bird"
 
 
-def test_previews_change_nothing_in_training_and_two_processes_make_them_together(run_of, tmp_path):
+def test_previews_change_nothing_in_training(run_of, tmp_path):
+    """That two processes make them together is shown in `test_session`."""
     plain = run_of(steps=2, optimiser={"lr": 1e-3}, output=str(tmp_path / "plain"))
     shown = run_of(steps=2, optimiser={"lr": 1e-3}, previews={**PREVIEWS, "parameters": SMALL})
     a, b = (train(run).result / "transformer/diffusion_pytorch_model.safetensors" for run in (plain, shown))
     assert a.read_bytes() == b.read_bytes()
-    both = replace(shown, output=str(tmp_path / "two"))
-    (tmp_path / "two.yaml").write_text(text(both))
-    assert launch(2, workers.whole, (str(tmp_path / "two.yaml"),)) == 0
-    name = "previews/step-00000002-0.mp4"
-    ours, theirs = (torch.from_numpy(pixels(Path(run.output) / name)).float() for run in (both, shown))
-    assert ours.shape == (5, 32, 32, 3) and float((ours - theirs).abs().mean()) < 2
+    film = media.read_video(Path(shown.output) / "previews" / "step-00000002-0.mp4")[0]
+    assert film.shape == (5, 32, 32, 3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import loopwright
 import tiny
-from loopwright import catalog, encoders
+from loopwright import catalog, encoders, media
 from loopwright.card import load_card
 from loopwright.distributed.launch import launch
 from loopwright.engine import instance
@@ -120,8 +120,14 @@ def test_killed_and_continued_on_two_processes_is_uninterrupted_and_two_are_one(
 
 
 def test_another_number_of_processes_may_continue_and_all_pick_the_same_expert(run_of, tmp_path):
-    """Of two experts each part of a step trains one; processes that disagreed would wait for each other for good."""
-    run = run_of("a14b", steps=6, accumulate=2, optimiser={"lr": 1e-3}, sft={"sampling": "uniform", "shift": 5.0})
+    """Of two experts each part of a step trains one; processes that disagreed would wait for each other for good.
+
+    They make previews together, too, as each holds but a part of the weights.
+    """
+    still = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2, "max_sequence_length": 32}
+    previews = {"prompts": ["a red fox"], "every": 6, "parameters": still}
+    settings = {"accumulate": 2, "optimiser": {"lr": 1e-3}, "sft": {"sampling": "uniform", "shift": 5.0}}
+    run = run_of("a14b", steps=6, previews=previews, **settings)
     one, mixed = moved(run, tmp_path, "one"), moved(run, tmp_path, "mixed")
     train(one)
     assert not train(mixed, StopAfter(2)).finished
@@ -129,6 +135,11 @@ def test_another_number_of_processes_may_continue_and_all_pick_the_same_expert(r
     for role in ("transformer", "transformer_2"):
         ours, theirs = (weights(tmp_path / name, f"model/{role}") for name in ("mixed", "one"))
         assert apart(ours, theirs, since=weights(Path(run.model), role)) < 1e-3
+    before, alone, together = (
+        media.read_image(tmp_path / name / "previews" / f"step-0000000{step}-0.png").astype(int)
+        for name, step in (("one", 0), ("one", 6), ("mixed", 6))
+    )
+    assert abs(together - alone).max() <= 1 < abs(before - alone).max()
 
 
 def test_a_run_continued_with_more_steps_goes_on_and_a_finished_one_is_left(run_of, tmp_path):
