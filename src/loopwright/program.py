@@ -19,7 +19,13 @@ from .request import ATTENTION, KERNELS, MODES, OUTPUTS, Frames, Request
 Loops = Mapping[str, Loop[object]]
 MAX_SEED = 2**63 - 1
 _GIVEN = ("model", "task", "output", "mode", "rows", "image", "video", "seed")  # not defaults of a card
-_OPTIONAL = {"attention": ATTENTION, "kernels": KERNELS}  # defaults that a card may leave out
+_OPTIONAL: Mapping[str, str | None] = {  # defaults that a card may leave out
+    "attention": ATTENTION,
+    "kernels": KERNELS,
+    "noise_level": None,
+    "noise_start": None,
+    "noise_steps": None,
+}
 
 
 @dataclass(frozen=True, slots=True)

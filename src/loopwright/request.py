@@ -44,6 +44,8 @@ class Request:
     `strength` in (0, 1] is how much of the schedule video-to-video runs.
     `mode` is how its steps share calls with other requests': never (`exact`), in calls of always `rows` rows, padded if
     need be, so that the bits do not depend on who shares them (`fixed`), or freely (`throughput`).
+    `noise_level` is how much noise a stochastic sampler draws, in `noise_steps` steps from step `noise_start` (from 0)
+    on; None with any other sampler.
     `attention` and `kernels` name what computes it, such as "sdpa" and "plain"; `loopwright backends` lists what a
     device offers.
     """
@@ -68,6 +70,9 @@ class Request:
     rows: int
     attention: str
     kernels: str
+    noise_level: float | None = None
+    noise_start: int | None = None
+    noise_steps: int | None = None
     image: Frames | None = None
     video: Frames | None = None
 

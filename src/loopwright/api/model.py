@@ -17,6 +17,7 @@ from ..engine.scheduler import Scheduler
 from ..engine.sizes import Sizes
 from ..errors import CardError, RequestError
 from ..loops.denoise import SOLVERS
+from ..loops.noise import with_noise
 from ..program import check, resolve
 from ..request import Request
 from .pixels import Media, frames
@@ -60,6 +61,7 @@ class Model:
             prompt=prompt,
             **parameters,
         )
+        request = with_noise(request, SOLVERS[sampler_of(self.card)].stepper)
         self.instance.bind(request)
         return request
 
@@ -98,6 +100,7 @@ class Model:
             if request.model != self.card.name:
                 raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
             check(self.card, request)
+            with_noise(request, SOLVERS[sampler_of(self.card)].stepper)
         scheduler, jobs = self.scheduler(), list[Job]()
         try:
             for request in requests:

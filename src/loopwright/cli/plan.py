@@ -21,6 +21,7 @@ from .past import Parameter, Past, read
 NUMBERS = (
     *("negative_prompt", "height", "width", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2"),
     *("flow_shift", "strength", "max_sequence_length", "fps", "seed", "mode", "rows", "attention", "kernels"),
+    *("noise_level", "noise_start", "noise_steps"),
 )
 _MEDIA = ("image", "video")
 _PATHS = ("config", "like", "prompt_file", "output_path", "contact_sheet", *_MEDIA)

@@ -26,7 +26,7 @@ from ..request import Frames, from_json, to_json
 from .instance import Instance
 from .job import Job, Listener
 
-FORMAT = 3
+FORMAT = 4
 _TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
 
 

@@ -4,7 +4,7 @@
 
 A family gives its `velocity` adapter; everything else is shared. A request's schedule, guidance and solver become one
 table of numbers on the host in float64, and a step reads its row: [timestep, guidance scale, solver coefficients].
-Conditioning stays in the request's slots and is lent to the op.
+A stochastic sampler's noise is an input of the step. Conditioning stays in the request's slots and is lent to the op.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,29 +15,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..backends.registry import KERNELS as ALL_KERNELS
 from ..backends.registry import load
 from ..card import Value, whole
 from ..errors import RequestError
 from ..loop import Binding, Env, Ref, Result, Step, Tensors, Unit
 from ..request import ATTENTION, KERNELS, Request
-from ..sampling import solvers
+from ..sampling import solvers, stochastic
 from ..sampling.guidance import Guidance, guided
 from ..sampling.schedules import Schedule, euler_flow, first_step, unipc_flow
 from .common import Handle, finite, rows
+from .noise import draw, levels, with_noise
 
 TEXT, NEGATIVE, SOURCE = "prompt_embeds", "negative_embeds", "source"
+NOISE = "noise"
 Velocity = Callable[..., torch.Tensor]
 Update = Callable[[torch.Tensor, torch.Tensor, solvers.History, torch.Tensor], tuple[torch.Tensor, solvers.History]]
 
 
 @dataclass(frozen=True)
 class Solver:
-    """A schedule, a coefficient table for it, and the update that reads a row of the table."""
+    """A schedule, a coefficient table for it, and the update that reads a row of the table.
+
+    `stepper` names a stochastic one's of `sampling.stochastic`.
+    """
 
     semantics: str
     schedule: Callable[..., Schedule]
     update: Update
     remembers: bool
+    stepper: str = ""
 
     def table(self, sigmas: NDArray[np.float32], order: int, start: int) -> NDArray[np.float64]:
         return solvers.unipc_table(sigmas, order=order, start=start) if self.remembers else solvers.euler_table(sigmas)
@@ -49,12 +56,17 @@ class Solver:
 SOLVERS = {
     "euler": Solver("flow_euler.cfg/v1", euler_flow, solvers.euler_update, remembers=False),
     "unipc": Solver("flow_unipc.cfg/v1", unipc_flow, solvers.unipc_update, remembers=True),
+} | {
+    stepper: Solver(f"{stepper}.cfg/v1", euler_flow, stochastic.stochastic_update, remembers=False, stepper=stepper)
+    for stepper in stochastic.STEPPERS
 }
 
 
-def fused_update(solver: str) -> Update:
-    """The solver's update as one kernel."""
-    return cast(Update, load(f"{solver}_update"))
+def update_of(solver: str, kernels: str) -> Update:
+    """The solver's update; as one kernel where kernels are fused, which those of stochastic samplers never are."""
+    name = f"{solver}_update"
+    fused = kernels != KERNELS and name in ALL_KERNELS
+    return cast(Update, load(name)) if fused else SOLVERS[solver].update
 
 
 def denoise_step(
@@ -74,34 +86,82 @@ def denoise_step(
 ) -> dict[str, torch.Tensor]:
     """One step of one expert: latents float32 [B, C, T, H, W] at a row's sigma -> at the next.
 
-    `more` holds the solver's history (tensors) and the family's conditioning (handles), passed on to `velocity`.
+    `more` holds the solver's history or a stochastic one's noise (tensors) and the family's conditioning (handles),
+    passed on to `velocity`.
     """
-    update = SOLVERS[solver].update if kernels == KERNELS else fused_update(solver)
     history = {name: item for name, item in more.items() if isinstance(item, torch.Tensor)}
-    conditioning = {name: rows(item) for name, item in more.items() if isinstance(item, tuple)}
-
-    def forward(embeds: torch.Tensor, copies: int, scale: torch.Tensor | None) -> torch.Tensor:
-        x, t, extra = (
-            (latents, row[:, 0], conditioning)
-            if copies == 1
-            else (
-                torch.cat([latents] * copies),
-                row[:, 0].repeat(copies),
-                {name: torch.cat([item] * copies) for name, item in conditioning.items()},
-            )
-        )
-        if scale is not None:
-            extra = {**extra, "guidance": scale}
-        return velocity(parts[model], x, t, embeds, attention=attention, kernels=kernels, **extra)
-
-    v = guided(guidance, forward, rows(text), rows(negative) if negative else None, row[:, 1])
-    after, remembered = update(latents, v, history, row[:, 2:])
+    conditioning = {name: item for name, item in more.items() if isinstance(item, tuple)}
+    forward = Forward(parts[model], velocity, attention, kernels, conditioning)
+    v = forward.guided(latents, row, text, negative, guidance)
+    after, remembered = update_of(solver, kernels)(latents, v, history, row[:, 2:])
     return {"latents": after, "finite": finite(after), **remembered}
+
+
+def transition(
+    parts: Mapping[str, torch.nn.Module],
+    *,
+    latents: torch.Tensor,
+    row: torch.Tensor,
+    text: Handle,
+    negative: Handle = (),
+    model: str,
+    velocity: Velocity,
+    solver: str,
+    guidance: Guidance,
+    attention: str = ATTENTION,
+    kernels: str = KERNELS,
+    **more: torch.Tensor | Handle,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean [B, ...] and standard deviation [B, 1, ...] of a stochastic step, of that step's own arguments.
+
+    What `denoise_step` samples from, by the same functions: training holds a recorded sample against them.
+    """
+    assert SOLVERS[solver].stepper, f"{solver} is no stochastic sampler"
+    conditioning = {name: item for name, item in more.items() if isinstance(item, tuple)}
+    forward = Forward(parts[model], velocity, attention, kernels, conditioning)
+    v = forward.guided(latents, row, text, negative, guidance)
+    return stochastic.mean_std(latents, v, row[:, 2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A network's velocity under guidance, with what stays the same from branch to branch."""
+
+    part: torch.nn.Module
+    velocity: Velocity
+    attention: str
+    kernels: str
+    conditioning: Mapping[str, Handle]
+
+    def guided(
+        self, latents: torch.Tensor, row: torch.Tensor, text: Handle, negative: Handle, guidance: Guidance
+    ) -> torch.Tensor:
+        """The velocity [B, C, T, H, W] at a row's timestep and guidance scale."""
+        conditioning = {name: rows(item) for name, item in self.conditioning.items()}
+
+        def branch(embeds: torch.Tensor, copies: int, scale: torch.Tensor | None) -> torch.Tensor:
+            x, t, extra = (
+                (latents, row[:, 0], conditioning)
+                if copies == 1
+                else (
+                    torch.cat([latents] * copies),
+                    row[:, 0].repeat(copies),
+                    {name: torch.cat([item] * copies) for name, item in conditioning.items()},
+                )
+            )
+            if scale is not None:
+                extra = {**extra, "guidance": scale}
+            return self.velocity(self.part, x, t, embeds, attention=self.attention, kernels=self.kernels, **extra)
+
+        return guided(guidance, branch, rows(text), rows(negative) if negative else None, row[:, 1])
 
 
 @dataclass(frozen=True, slots=True)
 class DenoiseState:
-    """`table` float32 [N, K] on the model's device; `experts` and `guidance` per step; `slots` are lent to the op."""
+    """`table` float32 [N, K] on the model's device; `experts` and `guidance` per step; `slots` are lent to the op.
+
+    `history` of a stochastic sampler is the noise of the step at `index`, drawn from `seed`.
+    """
 
     binding: Binding
     index: int
@@ -111,6 +171,7 @@ class DenoiseState:
     experts: tuple[str, ...]
     guidance: tuple[str, ...]
     slots: dict[str, str]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +189,7 @@ class Denoise:
         return SOLVERS[self.solver].semantics
 
     def init(self, request: Request, inputs: Tensors, env: Env) -> DenoiseState:
+        request = with_noise(request, SOLVERS[self.solver].stepper)
         schedule, start = self._schedule(request, SOURCE in inputs)
         generator = torch.Generator("cpu").manual_seed(request.seed)
         noise = torch.randn(self._shape(request), generator=generator, dtype=torch.float32)
@@ -143,11 +205,12 @@ class Denoise:
             env.binding,
             start,
             x,
-            dict(solver.history(x, order)),
+            {NOISE: draw(request.seed, start, x)} if solver.stepper else dict(solver.history(x, order)),
             torch.from_numpy(table).float().to(env.binding.device),
             experts,
             tuple(self._kind(request, scale) for scale in scales),
             {named.get(slot, slot): slot for slot in inputs if slot != SOURCE},
+            request.seed,
         )
 
     def _schedule(self, request: Request, from_source: bool) -> tuple[Schedule, int]:
@@ -157,8 +220,12 @@ class Denoise:
         return schedule, first_step(schedule, request.strength) if from_source else 0
 
     def _coefficients(self, request: Request, schedule: Schedule, order: int, start: int) -> NDArray[np.float64]:
+        solver = SOLVERS[self.solver]
+        if solver.stepper:
+            levels_of = levels(request, len(schedule.timesteps))
+            return stochastic.stochastic_table(solver.stepper, schedule.sigmas, levels_of)
         try:
-            return SOLVERS[self.solver].table(schedule.sigmas, order, start)
+            return solver.table(schedule.sigmas, order, start)
         except ValueError as error:
             raise RequestError(
                 f"the {self.solver} solver has no steps for flow_shift {request.flow_shift} and that many steps",
@@ -222,12 +289,19 @@ class Denoise:
             state.binding,
             state.index + 1,
             tensors["latents"],
-            {name: tensors[name] for name in state.history},
+            self._remembered(state, tensors),
             state.table,
             state.experts,
             state.guidance,
             state.slots,
+            state.seed,
         ), {}
+
+    def _remembered(self, state: DenoiseState, tensors: Tensors) -> dict[str, torch.Tensor]:
+        if NOISE not in state.history:
+            return {name: tensors[name] for name in state.history}
+        index = state.index + 1
+        return {NOISE: draw(state.seed, index, tensors["latents"])} if index < len(state.experts) else state.history
 
     def feed(self, state: DenoiseState, port: str, item: Tensors | None) -> DenoiseState:
         raise ValueError(f"{self.semantics} has no port {port!r}")

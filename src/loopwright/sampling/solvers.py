@@ -30,7 +30,7 @@ def euler_update(
     x: torch.Tensor, velocity: torch.Tensor, history: History, row: torch.Tensor
 ) -> tuple[torch.Tensor, History]:
     """x + (s' - s) v. `x`, `velocity` float32 [B, ...], `row` float32 [B, 1]; the history is empty and stays so."""
-    return x + _column(row, 0, x) * velocity, history
+    return x + column(row, 0, x) * velocity, history
 
 
 def euler_history(x: torch.Tensor) -> History:
@@ -124,7 +124,7 @@ def unipc_update(
     `x`, `velocity` float32 [B, ...]; `row` float32 [B, K] as `unipc_table` lays it out; `history` as `unipc_history`.
     """
     order = len(history) - 1
-    data = x - _column(row, 0, x) * velocity
+    data = x - column(row, 0, x) * velocity
     past = [history[f"data_{k}"] for k in range(order)]
     corrected = _weighted(row, 1, [x, history["last"], data, *past])
     following = _weighted(row, order + 4, [corrected, data, *past[: order - 1]])
@@ -143,11 +143,11 @@ def mixed(data: torch.Tensor, noise: torch.Tensor, sigma: float) -> torch.Tensor
 
 
 def _weighted(row: torch.Tensor, first: int, items: list[torch.Tensor]) -> torch.Tensor:
-    total = _column(row, first, items[0]) * items[0]
+    total = column(row, first, items[0]) * items[0]
     for k, item in enumerate(items[1:], start=first + 1):
-        total = total + _column(row, k, item) * item
+        total = total + column(row, k, item) * item
     return total
 
 
-def _column(row: torch.Tensor, k: int, like: torch.Tensor) -> torch.Tensor:
+def column(row: torch.Tensor, k: int, like: torch.Tensor) -> torch.Tensor:
     return row[:, k].view(-1, *[1] * (like.ndim - 1))

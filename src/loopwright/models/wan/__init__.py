@@ -2,7 +2,7 @@
 
 `describe(folder)` makes a card from a Diffusers folder without reading weights; `loops(card)` gives the loops that its
 stages name; `prepare` readies a component just loaded; `velocity` and `bound` are for who runs the forward by itself;
-`whole_clip` is the autoencoder as training has it; `KNOWN` are the published checkpoints. Importing this package
+`passes` are those of the autoencoder in training; `KNOWN` are the published checkpoints. Importing this package
 imports no torch.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .whole_clip import WholeClip
 
-__all__ = ["KNOWN", "PIPELINES", "bound", "describe", "loops", "prepare", "velocity", "whole_clip"]
+__all__ = ["KNOWN", "PIPELINES", "bound", "describe", "loops", "passes", "prepare", "velocity"]
 
 
 def loops(card: Card) -> Loops:
@@ -50,7 +50,7 @@ def bound(part: object, attention: str, kernels: str) -> AbstractContextManager[
     return hold(part, attention, kernels)  # type: ignore[arg-type]
 
 
-def whole_clip(autoencoder: "nn.Module", *, compile: bool = False) -> "WholeClip":
+def passes(autoencoder: "nn.Module", *, compile: bool = False) -> "WholeClip":
     """Passes of the autoencoder over whole clips. Imports torch; raises CardError for Wan2.1's layout."""
     from .whole_clip import WholeClip
 

@@ -224,6 +224,9 @@ def _assumes() -> tuple[str, ...]:
         "wan.pin_first_frame/v1",
         "flow_euler.cfg/v1",
         "flow_unipc.cfg/v1",
+        "flow_sde.cfg/v1",
+        "dance_sde.cfg/v1",
+        "cps.cfg/v1",
     )
 
 

@@ -14,7 +14,7 @@ from transformers import BatchEncoding, BatchFeature
 from ...card import Card, experts
 from ...loop import Env, Loop, Op, Tensors, Unit
 from ...loops.chunked import Chunked, Opening
-from ...loops.denoise import NEGATIVE, TEXT, Denoise
+from ...loops.denoise import NEGATIVE, SOLVERS, TEXT, Denoise
 from ...loops.once import Calls, Once
 from ...program import Loops
 from ...request import Frames, Request
@@ -66,8 +66,7 @@ def loops(card: Card) -> Loops:
             "frames",
             Unit.DECODE,
         ),
-        Denoise("euler", forward_of, card.settings),
-        Denoise("unipc", forward_of, card.settings),
+        *(Denoise(solver, forward_of, card.settings) for solver in SOLVERS),
     ]
     # a table of loops of different states: the engine treats each state as its loop's own
     return {loop.semantics: cast(Loop[object], loop) for loop in all_loops}  # type: ignore[attr-defined]
