@@ -53,7 +53,7 @@ class Family(Protocol):
 
     def bound(self, part: object, attention: str, kernels: str) -> AbstractContextManager[None]: ...
 
-    def whole_clip(self, autoencoder: "nn.Module", *, compile: bool = False) -> WholeClip: ...
+    def passes(self, autoencoder: "nn.Module", *, compile: bool = False) -> WholeClip: ...
 
 
 def known() -> Iterator[Card]:
@@ -108,7 +108,7 @@ def binding(card: Card) -> Callable[[object, str, str], AbstractContextManager[N
 
 def whole_clip(card: Card, autoencoder: "nn.Module", *, compile: bool = False) -> WholeClip:
     """The card's autoencoder over whole clips. Raises CardError for a layout that training does not know."""
-    return _family(card).whole_clip(autoencoder, compile=compile)
+    return _family(card).passes(autoencoder, compile=compile)
 
 
 def _family(card: Card) -> Family:
