@@ -16,9 +16,13 @@ from ..api.model import Parameter
 from ..card import Card, Value
 from .refusal import Refusal
 
+_SIZE = "^([1-9][0-9]{0,5}x[1-9][0-9]{0,5}|auto)$"
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Text = Annotated[str, Field(max_length=2**20)]
 Name = Annotated[str, Field(max_length=512)]
+Size = Annotated[
+    str, Field(max_length=32, description="WIDTHxHEIGHT in pixels, or auto", json_schema_extra={"pattern": _SIZE})
+]
 Deadline = Annotated[float, Field(gt=0, le=10 * 86400, description="seconds from now; later, the result is unwanted")]
 FORMATS = {"png": ".png", "webp": ".webp", "jpeg": ".jpg"}
 _APART = ("model", "task", "prompt", "size", "priority", "deadline", "dry_run")
@@ -32,7 +36,7 @@ class Body(BaseModel):
     model: Name | None = None
     prompt: Text
     negative_prompt: Text | None = None
-    size: Annotated[str, Field(max_length=32, description="WIDTHxHEIGHT in pixels, or auto")] | None = None
+    size: Size | None = None
     height: Whole | None = None
     width: Whole | None = None
     num_inference_steps: Whole | None = None

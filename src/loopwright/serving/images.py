@@ -1,13 +1,13 @@
 """Images, made while their client waits: alone, several at once, or streamed with previews of what they will be.
 
-answer = await images.make(asked, body, owner)
+made = await images.make(asked, body, owner)
 async for sent in images.stream(asked, body, "image_generation"): ...
 """
 
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from .sse import Sent
 from .tasks import stop, together
 
 Answer = dict[str, object]
+Send = Callable[..., Awaitable[None]]  # (kind of event, request, job, **fields)
 _PLAIN = {"quality": "auto", "background": "opaque"}
 _NO_USAGE = {
     "input_tokens": 0,
@@ -52,11 +53,9 @@ class Images:
             check(asked.model.card, request)
         return requests
 
-    async def make(self, asked: Asked, body: ImageBody, owner: str) -> Answer:
-        """The answer with all images, in the order of their seeds."""
-        begun = int(time.time())
-        data = await together([self._one(asked, request, body, owner) for request in self.seeds(asked, body.n)])
-        return {"created": begun, "data": data, "output_format": body.output_format, **asked.echo}
+    async def make(self, asked: Asked, body: ImageBody, owner: str) -> list[Answer]:
+        """All images, in the order of their seeds: contents or address, and seed."""
+        return await together([self._one(asked, request, body, owner) for request in self.seeds(asked, body.n)])
 
     async def _one(self, asked: Asked, request: Request, body: ImageBody, owner: str) -> Answer:
         job = await self._jobs.run(
@@ -64,12 +63,17 @@ class Images:
             priority=body.priority,
             seconds=body.deadline,
         )
+        suffix = FORMATS[body.output_format]
         if body.response_format == "url":
-            record = await self._keep(asked, job, FORMATS[body.output_format], owner)
+            record = await self._jobs.aside(lambda: self._kept(asked, job, suffix, owner))
             return {"url": f"/v1/images/{record.id}/content", "seed": request.seed}
-        return {"b64_json": await self._base64(asked.model, job, body), "seed": request.seed}
+        return {
+            "b64_json": await self._jobs.aside(lambda: self._base64(asked.model, job, suffix)),
+            "seed": request.seed,
+        }
 
-    async def _keep(self, asked: Asked, job: Job, suffix: str, owner: str) -> Record:
+    def _kept(self, asked: Asked, job: Job, suffix: str, owner: str) -> Record:
+        """The image as a file that its owner can ask for. Blocks."""
         now = time.time()
         record = Record(
             id=new_id("image"),
@@ -82,30 +86,32 @@ class Images:
             suffix=suffix,
             kind="image",
         )
-        path = await self._jobs.encode(asked.model, job, self._records.file(record))
-        record = replace(record, bytes=path.stat().st_size)
-        await asyncio.to_thread(self._records.add, record)
+        path = asked.model.result(job).save(self._records.file(record))
+        self._records.add(replace(record, bytes=path.stat().st_size))
         return record
 
-    async def _base64(self, model: Model, job: Job, body: ImageBody) -> str:
-        path = self._records.files / f"{new_id('image')}{FORMATS[body.output_format]}"
-
-        def encode() -> str:
-            try:
-                return base64.b64encode(model.result(job).save(path).read_bytes()).decode()
-            finally:
-                path.unlink(missing_ok=True)
-
-        return await self._jobs.aside(encode)
+    def _base64(self, model: Model, job: Job, suffix: str) -> str:
+        """Blocks."""
+        path = self._records.files / f"{new_id('image')}{suffix}"
+        try:
+            return base64.b64encode(model.result(job).save(path).read_bytes()).decode()
+        finally:
+            path.unlink(missing_ok=True)
 
     async def stream(self, asked: Asked, body: ImageBody, name: str) -> AsyncIterator[Sent]:
         """Previews and images as they come; events are called as OpenAI's, `name` before the dot."""
         queue: asyncio.Queue[Sent | None] = asyncio.Queue()
-        requests = self.seeds(asked, body.n)
+
+        async def send(kind: str, request: Request, job: Job, **more: object) -> None:
+            event = {"type": f"{name}.{kind}", "created_at": int(time.time()), "seed": request.seed, **_PLAIN, **more}
+            event |= {"size": asked.echo["size"], "output_format": body.output_format}
+            suffix = FORMATS[body.output_format]
+            event["b64_json"] = await self._jobs.aside(lambda: self._base64(asked.model, job, suffix))
+            queue.put_nowait(Sent(f"{name}.{kind}", event))
 
         async def work() -> None:
             try:
-                await together([self._streamed(asked, request, body, name, queue) for request in requests])
+                await together([self._streamed(asked, one, body, send) for one in self.seeds(asked, body.n)])
             finally:
                 queue.put_nowait(None)
 
@@ -117,9 +123,7 @@ class Images:
         finally:
             await stop(working)
 
-    async def _streamed(
-        self, asked: Asked, request: Request, body: ImageBody, name: str, queue: "asyncio.Queue[Sent | None]"
-    ) -> None:
+    async def _streamed(self, asked: Asked, request: Request, body: ImageBody, send: Send) -> None:
         """One image, its previews before it."""
         loop, due = asyncio.get_running_loop(), asyncio.Queue[tuple[int, torch.Tensor] | None]()
 
@@ -128,15 +132,9 @@ class Images:
 
         async def show() -> None:
             while (preview := await due.get()) is not None:
-                index, latents = preview
-                job = await self._jobs.run(partial(decoding, asked.model.instance, request, latents), priority="high")
-                await send("partial_image", job, partial_image_index=index)
-
-        async def send(kind: str, job: Job, **more: object) -> None:
-            event = {"type": f"{name}.{kind}", "created_at": int(time.time()), "seed": request.seed, **_PLAIN, **more}
-            event |= {"size": asked.echo["size"], "output_format": body.output_format}
-            event["b64_json"] = await self._base64(asked.model, job, body)
-            queue.put_nowait(Sent(f"{name}.{kind}", event))
+                decode = partial(decoding, asked.model.instance, request, preview[1])
+                await send("partial_image", request, await self._jobs.run(decode, priority="high"),
+                           partial_image_index=preview[0])  # fmt: skip
 
         previews = Previews(body.partial_images, asked.model.card, tell)
         make = partial(Job, asked.model.instance, request, observers=[previews])
@@ -148,6 +146,7 @@ class Images:
             job = await self._jobs.finish(ticket)
             due.put_nowait(None)
             await showing
-            await send("completed", job, usage=_NO_USAGE, **{k: v for k, v in asked.echo.items() if k != "seed"})
+            echo = {name: value for name, value in asked.echo.items() if name != "seed"}
+            await send("completed", request, job, usage=_NO_USAGE, **echo)
         finally:
             await stop(showing)

@@ -1,6 +1,7 @@
 """POST /v1/images/generations and /v1/images/edits; GET /v1/images/{id}/content."""
 
 import asyncio
+import time
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -60,11 +61,20 @@ def router(service: Service) -> APIRouter:
             return EventStream(
                 service.images.stream(asked, body, name), at_end=lambda: service.admission.leave(owner, body.n)
             )
+        begun = int(time.time())
         with service.admission.admit(owner, body.n):
             made = await unless_gone(request, service.images.make(asked, body, owner))
-        return Response(status_code=499) if made is None else JSONResponse(made)
+        if made is None:
+            return Response(status_code=499)  # nobody reads it
+        data = [_absolute(image, request) for image in made]
+        return JSONResponse({"created": begun, "data": data, "output_format": body.output_format, **asked.echo})
 
     return routes
+
+
+def _absolute(image: dict[str, object], request: Request) -> dict[str, object]:
+    """With an address that a client can use as it is."""
+    return image if "url" not in image else {**image, "url": f"{str(request.base_url).rstrip('/')}{image['url']}"}
 
 
 def editing(card: Card) -> str:
