@@ -13,7 +13,7 @@ from PIL import Image
 
 from loopwright.serving.settings import Limits
 
-LIMITS = Limits(body=200_000, prompt=300, pixels=64 * 64 * 9, steps=10, upload_seconds=1.0)
+LIMITS = Limits(body=200_000, prompt=300, pixels=64 * 64 * 9, uploads=64 * 64 * 9, steps=10, upload_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_file_is_refused_before_it_is_decoded(server, name):
     contents, message = FILES[name]
     files, data = {"image": ("../../x.png", contents)}, {"prompt": "a fox"}
     refused(server.http.post("/v1/images/edits", files=files, data=data), 400, message)
-    assert not list(server.service.records.folder.glob("tmp*"))
+    assert not list(server.service.records.files.iterdir())
     serves(server)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ..engine.job import Job
 from ..engine.scheduler import Scheduler
-from ..errors import ModelError
+from .refusal import Refusal
 
 T = TypeVar("T")
 
@@ -73,11 +73,11 @@ class Driver:
         return future
 
     def require(self) -> None:
-        """Raise ModelError unless steps are run."""
+        """Raise Refusal unless steps are run."""
         if self.error is not None:
-            raise ModelError(f"the engine has ended ({type(self.error).__name__}: {self.error})", remedy="restart it")
+            raise _ended(self.error)
         if self._closing:
-            raise ModelError("the engine is being stopped", remedy="ask again later")
+            raise Refusal("the server is being stopped", status=503, code="stopping", retry_after=10)
 
     def close(self, last: Callable[[], None]) -> None:
         """Stop at the next step boundary, call `last` on the engine's thread, and wait for its end."""
@@ -99,7 +99,7 @@ class Driver:
                 self.error = error
             for job in self._jobs.values():
                 if not job.ended:
-                    job.fail(ModelError(f"the engine has ended ({type(error).__name__}: {error})"))
+                    job.fail(_ended(error))
         self.scheduler.prices.save()
 
     def _turn(self) -> None:
@@ -111,3 +111,7 @@ class Driver:
         if not worked and not self._calls:
             self.scheduler.prices.save()
             self._wake.wait()
+
+
+def _ended(error: BaseException) -> Refusal:
+    return Refusal(f"the engine has ended ({type(error).__name__}: {error})", status=503, code="engine_ended")

@@ -13,6 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .keys import Keys
 from .metrics import Metrics
 from .refusal import Refusal, told
-from .settings import Settings
+from .settings import Limits, Settings
 
 ANYBODY = "anybody"
 _OPEN = ("/health",)
@@ -39,6 +40,7 @@ class Gate:
     ) -> None:
         self._app, self._settings, self._keys = app, settings, keys
         self._metrics, self._closing = metrics, closing
+        self._reading = _Reading()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,10 +61,14 @@ class Gate:
             try:
                 self._admit(scope, headers)
             except Refusal as refusal:
-                code, body, more = told(refusal)
-                await JSONResponse(body, code, more)(scope, receive, sending)
+                code, answer, more = told(refusal)
+                await JSONResponse(answer, code, more)(scope, receive, sending)
             else:
-                await self._app(scope, self._bounded(receive), sending)
+                body = _Body(receive, self._settings.limits, self._reading)
+                try:
+                    await self._app(scope, body.receive, sending)
+                finally:
+                    self._reading.bytes -= body.bytes
         finally:
             self._note(scope, name, status, time.perf_counter() - begun)
 
@@ -74,7 +80,7 @@ class Gate:
             raise Refusal("the server is being stopped", status=503, code="stopping", retry_after=10)
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length[:20]) > self._settings.limits.body:
-            raise self._too_large()
+            raise _too_large(self._settings.limits)
 
     def _check_site(self, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -92,32 +98,6 @@ class Gate:
             raise Refusal("give a valid API key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
         return owner
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Receive a body of at most so many bytes, in at most so many seconds."""
-        limits = self._settings.limits
-        received, whole = 0, False
-        until = time.monotonic() + limits.upload_seconds
-
-        async def bounded() -> Message:
-            nonlocal received, whole
-            if whole:
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
-            except TimeoutError:
-                raise Refusal("the body came too slowly", status=408, code="too_slow") from None
-            received += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if received > limits.body:
-                raise self._too_large()
-            return message
-
-        return bounded
-
-    def _too_large(self) -> Refusal:
-        most = self._settings.limits.body
-        return Refusal(f"the body is too large; at most {most} bytes", status=413, code="body_too_large")
-
     def _note(self, scope: Scope, name: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
@@ -133,6 +113,46 @@ class Gate:
             "owner": scope["state"].get("owner"),
         }
         _log.info(json.dumps(line))
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Bytes of all the bodies whose requests are under way."""
+
+    bytes: int = 0
+
+
+class _Body:
+    """A body of at most so many bytes, in at most so many seconds, and of which all together hold only so many."""
+
+    def __init__(self, receive: Receive, limits: Limits, all: _Reading) -> None:
+        self._receive, self._limits, self._all = receive, limits, all
+        self.bytes, self._whole = 0, False
+        self._until = time.monotonic() + limits.upload_seconds
+
+    async def receive(self) -> Message:
+        """Raises Refusal where it is too large or too slow."""
+        if self._whole:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, self._until - time.monotonic()))
+        except TimeoutError:
+            raise Refusal("the body came too slowly", status=408, code="too_slow") from None
+        self._count(len(message.get("body", b"")))
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        self._all.bytes += size
+        if self.bytes > self._limits.body:
+            raise _too_large(self._limits)
+        if self._all.bytes > self._limits.bodies:
+            raise Refusal("too much is being sent at once", status=429, code="too_many_bytes", retry_after=5)
+
+
+def _too_large(limits: Limits) -> Refusal:
+    return Refusal(f"the body is too large; at most {limits.body} bytes", status=413, code="body_too_large")
 
 
 def _request_id(headers: Headers) -> str:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from .refusal import Refusal, invalid
 
 B = TypeVar("B", bound=BaseModel)
+_JSON_BYTES = 4 * 2**20
 _FIELD_BYTES = 2**20
 _FIELDS = 64
 
@@ -37,6 +38,8 @@ async def read(request: Request, kind: type[B], *, file: str | None = None) -> t
 
 
 def _from_json(text: bytes, kind: type[B], file: str | None) -> B:
+    if len(text) > _JSON_BYTES:
+        raise Refusal(f"the JSON is too large; at most {_JSON_BYTES} bytes", status=413, code="body_too_large")
     try:
         return kind.model_validate_json(text, strict=True)
     except ValidationError as error:

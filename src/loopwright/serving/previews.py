@@ -27,6 +27,7 @@ class Previews:
 
     def __init__(self, count: int, card: Card, tell: Tell) -> None:
         self._count, self._told, self._tell = count, 0, tell
+        self._first: int | None = None
         self._train_steps = whole(card.settings, "train_steps")
 
     def on_step(self, job: Job, step: Step, key: Key, result: Result) -> None:
@@ -34,8 +35,9 @@ class Previews:
         state = job.state
         if step.unit is not Unit.DENOISE or not isinstance(state, DenoiseState) or self._told == self._count:
             return
-        total = len(state.experts)
-        if (state.index + 1) * (self._count + 1) >= (self._told + 1) * total and state.index + 1 < total:
+        self._first = state.index if self._first is None else self._first
+        done, total = state.index + 1 - self._first, len(state.experts) - self._first
+        if done * (self._count + 1) >= (self._told + 1) * total and done < total:
             now, then = (
                 state.table[state.index, 0] / self._train_steps,
                 state.table[state.index + 1, 0] / self._train_steps,

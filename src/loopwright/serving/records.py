@@ -66,7 +66,8 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files = folder / "files"
-        self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.files.mkdir(exist_ok=True, mode=0o700)
         self._lock = threading.Lock()
         self._database = sqlite3.connect(folder / "jobs.sqlite", check_same_thread=False, timeout=1)
         try:

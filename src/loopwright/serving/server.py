@@ -79,6 +79,7 @@ async def _serve(service: Service, sock: socket.socket) -> None:
     server, loop = server_of(service), asyncio.get_running_loop()
 
     def stop() -> None:
+        server.force_exit = service.closing.is_set()  # whoever asks twice waits for nobody
         service.closing.set()
         server.should_exit = True
 

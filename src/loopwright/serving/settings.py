@@ -18,14 +18,16 @@ SMALLEST_FRAME = 16  # pixels; below it encoders of files fail
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for. `pixels` are height x width x frames, made or given; sizes in bytes.
+    """What one request may ask for. `pixels` are height x width x frames; `uploads` those of a file; sizes in bytes.
 
-    `queue` bounds all requests under way and `concurrent` those of one key.
+    `bodies` bounds all bodies that are being read, `queue` all requests under way and `concurrent` those of one key.
     """
 
     body: int = 64 * 2**20
+    bodies: int = 2**30
     prompt: int = 8192
     pixels: int = 2**27
+    uploads: int = 2**25
     images: int = 8
     steps: int = 200
     rows: int = 32

@@ -38,7 +38,7 @@ async def resolve(
     media: Mapping[str, bytes],
 ) -> Asked:
     """Raises Refusal or a LoopwrightError for whatever is wrong with the request."""
-    folder, most = service.records.folder, service.limits.pixels
+    folder, most = service.records.files, service.limits.uploads
     decoded = {
         kind: await asyncio.to_thread(uploads.decode, contents, kind, folder, most=most)
         for kind, contents in media.items()

@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
         if upload is None:
             raise Refusal("an edit needs an image, as a file in multipart/form-data", param=FILE)
         task = editing(service.models.get(body.model).card)
-        folder, most = service.records.folder, service.limits.pixels
+        folder, most = service.records.files, service.limits.uploads
         frames = await asyncio.to_thread(uploads.decode, upload, "image", folder, most=most)
         asked = await service.models.resolve(body.model, body.prompt, task, {"video": frames}, body.parameters())
         return await answer(request, asked, body, "image_edit")
