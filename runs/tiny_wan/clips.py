@@ -1,8 +1,12 @@
-"""Compose the training clips of tiny-wan: one sprite, one motion, one plain background, and a caption.
+"""Compose the training clips of tiny-wan: one object, one motion, one plain background, and a caption.
+
+    objects = Objects.load("sprites.npz", "cuda")
+    video, coverage = compose_clips(scenes(objects, triples, words), generator)
 
 A clip is 9 frames of 64x64 in [-1, 1]. Everything is drawn from tensors on one device, so that a training loop can
-compose its batches as fast as it consumes them. About 5 % of the (sprite, motion, background) triples, chosen by
-a hash, are never composed for training; they are what `evaluate.py` asks for.
+compose its batches as fast as it consumes them. An object is a sprite, a digit or a word of three to five letters,
+which is at index -1. About 5 % of the (object, motion, background) triples, chosen by a hash, and some words are never
+composed for training; they are what `evaluate.py` asks for.
 """
 
 import hashlib
@@ -11,6 +15,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import lettering
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,6 +25,7 @@ SIZE = 64
 HELD_OUT_SHARE = 0.05
 GRID = 8  # Pixels; the side of one latent.
 SMALL, LARGE = 26.0, 34.0  # Sides of a sprite that keeps its size.
+WORD = SIZE * GRID / lettering.WIDTH  # The side of a word's picture when a letter is as wide as a cell.
 HOP = 20.0
 
 MOTIONS: tuple[str, ...] = ("left", "right", "up", "down", "growing", "shrinking", "spinning", "bouncing", "still")
@@ -71,22 +77,72 @@ WITHOUT_BACKGROUND = "{obj} {motion}"
 
 
 @dataclass(frozen=True)
-class Sprites:
-    """The sprite images as premultiplied RGBA in [0, 1], and their names."""
+class Objects:
+    """All that a clip can show but words: sprites, then digits.
+
+    Attributes:
+        images: premultiplied RGBA [N, 4, 64, 64] in [0, 1]; of what is drawn in ink, the coverage alone.
+        names: how a caption calls them.
+        inked: [N], whether an object has the ink of its background and no colours of its own.
+        glyphs: the letters of words.
+    """
 
     images: torch.Tensor
     names: list[str]
+    inked: torch.Tensor
+    glyphs: torch.Tensor
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | str = "cpu") -> "Sprites":
+    def load(cls, path: Path | str, device: torch.device | str = "cpu") -> "Objects":
+        """From what `sprites.py` wrote."""
         archive = np.load(path)
         rgba = torch.from_numpy(archive["images"]).to(device).permute(0, 3, 1, 2).float() / 255
-        return cls(torch.cat([rgba[:, :3] * rgba[:, 3:], rgba[:, 3:]], dim=1), [str(name) for name in archive["names"]])
+        sprites = torch.cat([rgba[:, :3] * rgba[:, 3:], rgba[:, 3:]], dim=1)
+        digits = F.pad(lettering.digits(device), (0, 0, 0, 0, 3, 0))
+        names = [*map(str, archive["names"]), *(f"the digit {digit}" for digit in lettering.DIGITS)]
+        inked = torch.arange(len(names), device=device) >= len(sprites)
+        return cls(torch.cat([sprites, digits]), names, inked, lettering.glyphs(device))
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """What clips show: rows on dim 0, `pictures` as `Objects.images`, the others indices or flags."""
+
+    pictures: torch.Tensor
+    inked: torch.Tensor
+    wide: torch.Tensor
+    motions: torch.Tensor
+    backgrounds: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.motions)
+
+
+def scenes(objects: Objects, triples: torch.Tensor, words: torch.Tensor | None = None) -> Scenes:
+    """Of triples (object, motion, background) [N, 3]; where the object is below 0, of the word in `words` [N, 5]."""
+    which, motions, backgrounds = triples.unbind(dim=1)
+    wide = which < 0
+    pictures, inked = objects.images[which.clamp(min=0)], objects.inked[which.clamp(min=0)] | wide
+    if words is not None:
+        spelled = F.pad(lettering.spelled(objects.glyphs, words), (0, 0, 0, 0, 3, 0))
+        pictures = torch.where(wide[:, None, None, None], spelled, pictures)
+    return Scenes(pictures, inked, wide, motions, backgrounds)
+
+
+def sprite_names(path: Path | str) -> list[str]:
+    """The names of the sprites alone."""
+    return [str(name) for name in np.load(path)["names"]]
 
 
 def background_table(device: torch.device | str = "cpu") -> torch.Tensor:
     """Background colours in [0, 1], in the order of BACKGROUNDS."""
     return torch.tensor(list(BACKGROUNDS.values()), device=device, dtype=torch.float32) / 255
+
+
+def ink_table(device: torch.device | str = "cpu") -> torch.Tensor:
+    """The ink of words and digits on each background: black or white, whichever differs more."""
+    light = background_table(device).mean(dim=1, keepdim=True) > 0.45
+    return torch.where(light, 0.0, 1.0).expand(-1, 3)
 
 
 # Names that take no article.
@@ -102,7 +158,7 @@ PLURALS: frozenset[str] = frozenset(
 
 def with_article(noun: str) -> str:
     """The noun with the article an English speaker would use."""
-    if noun in PLURALS:
+    if noun in PLURALS or noun.startswith("the "):
         return noun
     vowel = noun[0] in "aeio" or (noun[0] == "u" and not noun.startswith(("uni", "use")))
     return f"{'an' if vowel else 'a'} {noun}"
@@ -147,6 +203,11 @@ def _dressed(text: str, rng: random.Random) -> str:
     return text
 
 
+def quoted(word: str) -> str:
+    """How a caption names a word."""
+    return f'the word "{word}"'
+
+
 def is_held_out(name: str, motion: str, background: str) -> bool:
     """Whether this combination is kept away from training."""
     digest = hashlib.sha256(f"{name}|{motion}|{background}".encode()).digest()
@@ -154,8 +215,9 @@ def is_held_out(name: str, motion: str, background: str) -> bool:
 
 
 def split_triples(names: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index triples (sprite, motion, background) for training, and those held out."""
-    training, held_out = [], []
+    """Index triples (object, motion, background) for training, and those held out."""
+    training: list[tuple[int, int, int]] = []
+    held_out: list[tuple[int, int, int]] = []
     for i, name in enumerate(names):
         for j, motion in enumerate(MOTIONS):
             for k, background in enumerate(BACKGROUNDS):
@@ -173,12 +235,13 @@ class Track:
     angle: torch.Tensor
 
 
-def sample_tracks(motions: torch.Tensor, generator: torch.Generator | None = None) -> Track:
-    """Random tracks for a batch of motion indices.
+def sample_tracks(motions: torch.Tensor, wide: torch.Tensor, generator: torch.Generator | None = None) -> Track:
+    """Random tracks for a batch of motion indices; `wide` says which are of words.
 
     Centres lie on multiples of GRID pixels at the first frame, and sizes and speeds come from short lists: a drawing
     then meets the autoencoder's 8-pixel cells in few ways, which a small transformer can learn to render crisply in
     minutes. With positions and sizes drawn from intervals it had learnt motions and colours but no shapes by then.
+    Words have one size, at which a letter is as wide as a cell, but for what grows and shrinks.
     """
     device = motions.device
     batch = motions.shape[0]
@@ -198,17 +261,22 @@ def sample_tracks(motions: torch.Tensor, generator: torch.Generator | None = Non
         return torch.full((batch, 1), value, device=device)
 
     time = torch.linspace(0, 1, FRAMES, device=device).unsqueeze(0)
-    is_large = chance() < 0.5
+    is_wide = wide.unsqueeze(1)
+    is_large = (chance() < 0.5) | is_wide
     size = torch.where(is_large, LARGE, SMALL) * torch.ones_like(time)
     travel = torch.where(is_large, 16.0, 32.0)  # Large sprites have less room, and move at half the speed.
     size = torch.where(chosen("spinning"), torch.full_like(size, 30.0), size)
     size = torch.where(chosen("bouncing"), torch.full_like(size, SMALL), size)
-    size = torch.where(chosen("growing"), 16 + 24 * time, size)
-    size = torch.where(chosen("shrinking"), 40 - 24 * time, size)
+    size = torch.where(is_wide, WORD, size)
+    size = torch.where(chosen("growing") & is_wide, WORD * (0.5 + time), size)
+    size = torch.where(chosen("shrinking") & is_wide, WORD * (1.5 - time), size)
+    size = torch.where(chosen("growing") & ~is_wide, 16 + 24 * time, size)
+    size = torch.where(chosen("shrinking") & ~is_wide, 40 - 24 * time, size)
 
     needs_room = is_large | chosen("spinning") | chosen("growing") | chosen("shrinking")
-    needs_room &= ~chosen("bouncing")
+    needs_room &= ~chosen("bouncing") | is_wide
     low = torch.where(needs_room, constant(24), constant(16))
+    low = torch.where(is_wide & (chosen("growing") | chosen("shrinking")), constant(32), low)
     high = SIZE - low
     start = centre(low, high - travel)
     forward, backward = start + travel * time, start + travel * (1 - time)
@@ -253,33 +321,27 @@ def draw(
     return picture, alpha
 
 
-def compose_clips(
-    sprites: Sprites, triples: torch.Tensor, generator: torch.Generator | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clips for index triples: video in [-1, 1], (batch, 3, FRAMES, SIZE, SIZE), and the sprite's coverage."""
-    batch = len(triples)
-    track = sample_tracks(triples[:, 1], generator)
-    colours = background_table(triples.device)[triples[:, 2]]
-    picture, alpha = draw(
-        sprites.images[triples[:, 0]].repeat_interleave(FRAMES, dim=0),
-        colours.repeat_interleave(FRAMES, dim=0),
-        track.x.flatten(),
-        track.y.flatten(),
-        track.size.flatten(),
-        track.angle.flatten(),
-    )
-    picture, alpha = (part.unflatten(0, (batch, FRAMES)).transpose(1, 2) for part in (picture, alpha))
+def compose_clips(what: Scenes, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clips: video in [-1, 1], (batch, 3, FRAMES, SIZE, SIZE), and the object's coverage (batch, 1, ...)."""
+    track = sample_tracks(what.motions, what.wide, generator)
+    at = [part.flatten() for part in (track.x, track.y, track.size, track.angle)]
+    picture, alpha = draw(*(part.repeat_interleave(FRAMES, dim=0) for part in _painted(what)), *at)
+    picture, alpha = (part.unflatten(0, (len(what), FRAMES)).transpose(1, 2) for part in (picture, alpha))
     return picture * 2 - 1, alpha
 
 
-def compose_frames(
-    sprites: Sprites, triples: torch.Tensor, generator: torch.Generator | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def compose_frames(what: Scenes, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """One random frame of each clip, shaped as one-frame videos."""
-    batch = len(triples)
-    track = sample_tracks(triples[:, 1], generator)
-    pick = torch.randint(FRAMES, (batch, 1), device=triples.device, generator=generator)
-    colours = background_table(triples.device)[triples[:, 2]]
+    track = sample_tracks(what.motions, what.wide, generator)
+    pick = torch.randint(FRAMES, (len(what), 1), device=what.motions.device, generator=generator)
     at = [part.gather(1, pick).squeeze(1) for part in (track.x, track.y, track.size, track.angle)]
-    picture, alpha = draw(sprites.images[triples[:, 0]], colours, *at)
+    picture, alpha = draw(*_painted(what), *at)
     return (picture * 2 - 1).unsqueeze(2), alpha.unsqueeze(2)
+
+
+def _painted(what: Scenes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Premultiplied pictures with their ink, and the colours behind them."""
+    device = what.motions.device
+    ink = ink_table(device)[what.backgrounds][:, :, None, None] * what.pictures[:, 3:]
+    colours = torch.where(what.inked[:, None, None, None], ink, what.pictures[:, :3])
+    return torch.cat([colours, what.pictures[:, 3:]], dim=1), background_table(device)[what.backgrounds]

@@ -1,24 +1,47 @@
-"""Measure a tiny-wan folder through diffusers' own WanPipeline.
+"""Measure a tiny-wan folder: generate through diffusers' own pipelines, then judge what came out.
 
-Reported are the autoencoder's PSNR on held-out clips, and for prompts whose combination was never trained on, how
-often the generated clip shows the background, the motion and the object that was asked for. The same analysis is
-run on drawn clips and on their reconstructions first, which says how far it can be trusted.
+    python evaluate.py generate state/text_to_video/model-ema --sprites sprites.npz --output judged
+    python evaluate.py judge judged --sprites sprites.npz --sheet samples.png
 
-    python evaluate.py tiny-wan --sprites sprites.npz --output quality.json --sheet samples.png
+Asked for are 500 combinations of object, motion and background that were never trained on, a fifth of them with words
+that were never trained on either; the same as single pictures; and as clips from a given first frame. Reported are the
+autoencoder's PSNR, and how often what was generated shows what was asked for: words by a reader of text, other objects
+by the nearest drawing. The same is done with drawn clips and with their reconstructions, which says how far the judge
+can be trusted, and against shuffled prompts, which says what chance would give.
+
+The first command wants a GPU and the second none; between them lie files of less than 16 MB.
 """
 
 import argparse
 import json
 import math
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import lettering
+import numpy as np
 import torch
 import torch.nn.functional as F
-from clips import BACKGROUNDS, MOTIONS, SIZE, Sprites, background_table, caption, compose_clips, draw, split_triples
-from diffusers import UniPCMultistepScheduler, WanPipeline
+from clips import (
+    BACKGROUNDS,
+    FRAMES,
+    MOTIONS,
+    SIZE,
+    Objects,
+    background_table,
+    caption,
+    compose_clips,
+    draw,
+    ink_table,
+    is_held_out,
+    quoted,
+    scenes,
+    split_triples,
+)
+from diffusers import WanImageToVideoPipeline, WanPipeline
 from networks import TEXT_LENGTH
 from PIL import Image, ImageDraw
 
@@ -40,12 +63,50 @@ DEMO_PROMPTS: tuple[str, ...] = (
     "a robot standing still on an orange background",
     "a crown moving down on a purple background",
     "a guitar spinning on a brown background",
+    'the word "lamp" moving left on a red background',
+    "the digit 7 bouncing on a green background",
 )
+
+
+PROMPTS, WORD_SHARE, STEPS, GUIDANCE, BATCH, CHUNK = 500, 0.2, 24, 3.0, 125, 125
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one prompt asks for; `index` is the object's, -1 for a word."""
+
+    index: int
+    word: str
+    motion: int
+    background: int
+
+    def prompt(self, names: list[str]) -> str:
+        name = quoted(self.word) if self.word else names[self.index]
+        return caption(name, MOTIONS[self.motion], list(BACKGROUNDS)[self.background])
+
+
+def questions(names: list[str], count: int = PROMPTS) -> list[Asked]:
+    """Combinations that were never trained on, ever the same: objects first, then words."""
+    rng, (_, unseen) = random.Random(0), lettering.split()
+    worded = round(count * WORD_SHARE)
+    found = [Asked(i, "", j, k) for i, j, k in rng.sample(split_triples(names)[1].tolist(), count - worded)]
+    tones = list(BACKGROUNDS)
+    combinations = [(w, j, k) for w in unseen for j in range(len(MOTIONS)) for k in range(len(tones))]
+    held = [c for c in combinations if is_held_out(quoted(c[0]), MOTIONS[c[1]], tones[c[2]])]
+    return found + [Asked(-1, *each) for each in rng.sample(held, worded)]
+
+
+def drawn(objects: Objects, asked: list[Asked]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clips as training draws them, and the objects' coverage."""
+    device = objects.images.device
+    triples = torch.tensor([(a.index, a.motion, a.background) for a in asked], device=device)
+    words = lettering.letters([a.word or "aaa" for a in asked]).to(device)
+    return compose_clips(scenes(objects, triples, words), torch.Generator(device).manual_seed(0))
 
 
 @dataclass
 class Reading:
-    """What the analysis sees in a batch of clips; indices into BACKGROUNDS, MOTIONS and the sprites."""
+    """What the analysis sees in a batch of clips; indices into BACKGROUNDS and the objects."""
 
     background: torch.Tensor
     motion: list[str]
@@ -150,22 +211,25 @@ def crop(frame: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class Analyst:
-    """Reads clips; the templates it matches objects with are all sprites on all backgrounds."""
+    """Reads clips; the templates it matches objects with are all sprites and digits on all backgrounds."""
 
-    def __init__(self, sprites: Sprites) -> None:
-        self.sprites = sprites
-        self.colours = background_table(sprites.images.device)
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.colours = background_table(objects.images.device)
         self._templates: dict[int, torch.Tensor] = {}
 
     def templates(self, background: int) -> torch.Tensor:
-        """Every sprite on one background, cropped as a clip's object is: (sprites, 3, CROP, CROP)."""
+        """Every object on one background, cropped as a clip's object is: (objects, 3, CROP, CROP)."""
         if background not in self._templates:
-            count = len(self.sprites.images)
-            colour = self.colours[background].expand(count, -1)
-            middle = torch.full((count,), SIZE / 2, device=colour.device)
+            images = self.objects.images
+            colour = self.colours[background].expand(len(images), -1)
+            ink = ink_table(images.device)[background].view(1, 3, 1, 1) * images[:, 3:]
+            painted = torch.where(self.objects.inked.view(-1, 1, 1, 1), ink, images[:, :3])
+            middle = torch.full((len(images),), SIZE / 2, device=images.device)
             frames, _ = draw(
-                self.sprites.images, colour, middle, middle, torch.full_like(middle, 32), torch.zeros_like(middle)
-            )
+                torch.cat([painted, images[:, 3:]], dim=1),
+                colour, middle, middle, torch.full_like(middle, 32), torch.zeros_like(middle),
+            )  # fmt: skip
             masks = segment(frames[:, None], colour)[:, 0]
             self._templates[background] = torch.stack([crop(f, m) for f, m in zip(frames, masks, strict=True)])
         return self._templates[background]
@@ -187,36 +251,59 @@ class Analyst:
             total += torch.stack(distances).amin(dim=0)
         return int(total.argmin())
 
-    def read(self, video: torch.Tensor, asked_motion: list[str]) -> Reading:
+    def read(self, video: torch.Tensor, asked: list[Asked]) -> Reading:
         """Background, motion and object of each clip, (batch, frames, 3, H, W) in [0, 1]."""
         colour = border_colour(video)
         background = torch.cdist(colour, self.colours).argmin(dim=1)
         mask = segment(video, colour)
         motion = [classify_motion(clip, clip_mask) for clip, clip_mask in zip(video, mask, strict=True)]
-        sprite = [
-            self.nearest_sprite(*item) for item in zip(video, mask, background.tolist(), asked_motion, strict=True)
-        ]
+        rows = zip(video, mask, background.tolist(), asked, strict=True)
+        sprite = [-1 if a.word else self.nearest_sprite(v, m, b, MOTIONS[a.motion]) for v, m, b, a in rows]
         return Reading(background, motion, torch.tensor(sprite))
 
 
-def score(reading: Reading, triples: torch.Tensor) -> dict[str, object]:
-    """Shares of clips that show what their triple says, and the motions that were mistaken."""
-    asked = [MOTIONS[index] for index in triples[:, 1].tolist()]
-    right_motion = [seen == wanted for seen, wanted in zip(reading.motion, asked, strict=True)]
-    right_background = (reading.background.cpu() == triples[:, 2]).tolist()
-    right_sprite = (reading.sprite == triples[:, 0]).tolist()
-    together = [all(row) for row in zip(right_motion, right_background, right_sprite, strict=True)]
-    wrong = Counter(f"{a} seen as {s}" for s, a in zip(reading.motion, asked, strict=True) if s != a)
-    share = {
-        name: round(sum(values) / len(values), 4)
-        for name, values in (
-            ("motion", right_motion),
-            ("background", right_background),
-            ("object", right_sprite),
-            ("all_three", together),
-        )
+def score(video: torch.Tensor, asked: list[Asked], wanted: list[Asked], analyst: Analyst) -> dict[str, object]:
+    """Shares of clips, generated for `asked`, that show what `wanted` says, and the motions that were mistaken."""
+    from reader import Reader
+
+    reading = analyst.read(video, asked)
+    seen = [MOTIONS[a.motion] for a in wanted]
+    right = {
+        "motion": [s == w for s, w in zip(reading.motion, seen, strict=True)],
+        "background": [int(b) == a.background for b, a in zip(reading.background, wanted, strict=True)],
     }
-    return share | {"mistaken_motions": dict(wrong.most_common(6))}
+    if video.shape[1] == 1:
+        right.pop("motion")
+    both = list(zip(asked, wanted, strict=True))
+    things = [i for i, (a, w) in enumerate(both) if not (a.word or w.word)]
+    worded = [i for i, (a, w) in enumerate(both) if a.word and w.word]
+    texts = Reader()([legible(video[i], asked[i]) for i in worded])
+    figures: dict[str, object] = {name: share(values) for name, values in right.items()}
+    figures["object"] = share([int(reading.sprite[i]) == wanted[i].index for i in things])
+    figures["digit"] = share(
+        [int(reading.sprite[i]) == wanted[i].index for i in things if analyst.objects.inked[wanted[i].index]]
+    )
+    figures["word"] = share([text.lower() == wanted[i].word for i, text in zip(worded, texts, strict=True)])
+    figures["letters"] = share(
+        [a == b for i, t in zip(worded, texts, strict=True) for a, b in paired(t.lower(), wanted[i].word)]
+    )
+    wrong = Counter(f"{a} seen as {s}" for s, a in zip(reading.motion, seen, strict=True) if s != a)
+    return figures | {"mistaken_motions": dict(wrong.most_common(6))}
+
+
+def share(values: list[bool]) -> float | None:
+    """None of nothing."""
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def paired(text: str, word: str) -> list[tuple[str, str]]:
+    return list(zip(text.ljust(len(word))[: len(word)], word, strict=True))
+
+
+def legible(clip: torch.Tensor, asked: Asked) -> np.ndarray:
+    """The frame in which a word stands upright and largest, uint8 (H, W, 3)."""
+    frame = clip[-1 if MOTIONS[asked.motion] == "growing" else 0]
+    return (frame.permute(1, 2, 0).cpu().numpy() * 255).round().astype(np.uint8)
 
 
 @torch.no_grad()
@@ -227,40 +314,30 @@ def reconstruct(pipeline: WanPipeline, video: torch.Tensor, batch: int) -> torch
 
 
 def psnr(video: torch.Tensor, output: torch.Tensor, alpha: torch.Tensor) -> dict[str, float]:
-    """PSNR over all pixels and over those the sprite covers, videos in [-1, 1]."""
+    """PSNR over all pixels and over those the object covers, videos in [-1, 1]."""
     error = ((output - video) / 2).square()
     inside = error[(alpha > 0.5).expand_as(error)]
     return {
         "all_pixels_db": round(-10 * math.log10(error.mean().item()), 2),
-        "sprite_pixels_db": round(-10 * math.log10(inside.mean().item()), 2),
+        "object_pixels_db": round(-10 * math.log10(inside.mean().item()), 2),
     }
 
 
-def with_shift(pipeline: WanPipeline, shift: float | None) -> float:
-    """Set the sampler's flow shift, or keep the shipped one; returns the shift in force."""
-    if shift is not None:
-        pipeline.scheduler = UniPCMultistepScheduler.from_config(pipeline.scheduler.config, flow_shift=shift)
-    return pipeline.scheduler.config.flow_shift
-
-
 @torch.no_grad()
-def generate(pipeline: WanPipeline, prompts: list[str], guidance: float, steps: int, batch: int) -> torch.Tensor:
-    """Clips for prompts: (count, frames, 3, H, W) in [0, 1], on the pipeline's device."""
-    generator = torch.Generator().manual_seed(0)
-    parts = [
-        pipeline(
-            prompt=prompts[start : start + batch],
-            height=SIZE,
-            width=SIZE,
-            num_frames=9,
-            num_inference_steps=steps,
-            guidance_scale=guidance,
-            max_sequence_length=TEXT_LENGTH,
-            generator=generator,
-            output_type="pt",
-        ).frames
-        for start in range(0, len(prompts), batch)
-    ]
+def generate(
+    pipeline: WanPipeline | WanImageToVideoPipeline, prompts: list[str], frames: int, steps: int, guidance: float,
+    images: list[Image.Image] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Clips for prompts: (count, frames, 3, H, W) in [0, 1]. With images, one a call, as that pipeline has it."""
+    generator, size = torch.Generator().manual_seed(0), BATCH if images is None else 1
+    parts = []
+    for start in range(0, len(prompts), size):
+        given = {} if images is None else {"image": images[start]}
+        made = pipeline(
+            prompt=prompts[start : start + size], height=SIZE, width=SIZE, num_frames=frames, num_inference_steps=steps,
+            guidance_scale=guidance, max_sequence_length=TEXT_LENGTH, generator=generator, output_type="pt", **given,
+        )  # fmt: skip
+        parts.append(made.frames)
     return torch.cat(parts).float().clamp(0, 1)
 
 
@@ -280,61 +357,95 @@ def draw_sheet(videos: torch.Tensor, prompts: list[str], path: Path, scale: int 
     sheet.save(path, optimize=True)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--sprites", type=Path, default=Path("sprites.npz"))
-    parser.add_argument("--output", type=Path, default=None, help="JSON with all figures")
-    parser.add_argument("--sheet", type=Path, default=None, help="PNG of a few generated clips")
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--guidance", type=float, nargs="*", default=[4.0])
-    parser.add_argument("--shift", type=float, nargs="*", default=[None], help="flow shifts to try")
-    parser.add_argument("--steps", type=int, nargs="*", default=[20])
-    parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--sheet-rows", type=int, default=len(DEMO_PROMPTS))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args()
+def run_generate(args: argparse.Namespace) -> None:
+    """Write what is to be judged, and the autoencoder's figures."""
+    objects, started = Objects.load(args.sprites, args.device), time.monotonic()
+    pipeline = WanPipeline.from_pretrained(args.model, torch_dtype=torch.float32).to(args.device)
+    parts = {n: getattr(pipeline, n) for n in ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")}
+    animator = WanImageToVideoPipeline(**parts, expand_timesteps=True)
+    for each in (pipeline, animator):
+        each.set_progress_bar_config(disable=True)
+    asked = questions(objects.names, args.prompts)
+    prompts = [a.prompt(objects.names) for a in asked]
+    video, alpha = drawn(objects, asked)
+    rebuilt = reconstruct(pipeline, video, BATCH)
+    save(args.output, "reconstructions", rebuilt.transpose(1, 2) / 2 + 0.5)
+    made = generate(pipeline, prompts, FRAMES, args.steps, args.guidance)
+    save(args.output, "clips", made)
+    save(args.output, "images", generate(pipeline, prompts, 1, args.steps, args.guidance))
+    every = max(len(asked) // args.animated, 1)
+    pictures = [
+        Image.fromarray(pixels(video[i : i + 1].transpose(1, 2) / 2 + 0.5)[0, 0]) for i in range(0, len(asked), every)
+    ]
+    save(args.output, "animated", generate(animator, prompts[::every], FRAMES, args.steps, args.guidance, pictures))
+    save(args.output, "demo", generate(pipeline, list(DEMO_PROMPTS), FRAMES, args.steps, args.guidance))
+    about = {"prompts": len(asked), "every": every, "steps": args.steps, "guidance": args.guidance}
+    about |= {"seconds": round(time.monotonic() - started, 1), "autoencoder": psnr(video, rebuilt, alpha)}
+    (args.output / "about.json").write_text(json.dumps(about))
+    print(json.dumps(about))
+
+
+def run_judge(args: argparse.Namespace) -> None:
+    """Read what was written; print and write the figures."""
+    objects, about = Objects.load(args.sprites), json.loads((args.folder / "about.json").read_text())
+    analyst, asked = Analyst(objects), questions(objects.names, about["prompts"])
+    shuffled = asked[1 : len(asked)] + asked[:1]
+    random.Random(1).shuffle(shuffled)
+    video, _ = drawn(objects, asked)
+    made = load(args.folder, "clips")
+    judged = {
+        "drawn": (video.transpose(1, 2) / 2 + 0.5, asked, asked),
+        "reconstructions": (load(args.folder, "reconstructions"), asked, asked),
+        "text_to_video": (made, asked, asked),
+        "text_to_video, shuffled prompts": (made, asked, shuffled),
+        "text_to_image": (load(args.folder, "images"), asked, asked),
+        "image_to_video": (load(args.folder, "animated"), asked[:: about["every"]], asked[:: about["every"]]),
+    }
+    results = about | {name: score(*each, analyst) for name, each in judged.items()}
+    (args.folder / "quality.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+    if args.sheet:
+        draw_sheet(load(args.folder, "demo"), list(DEMO_PROMPTS), args.sheet)
+
+
+def pixels(video: torch.Tensor) -> np.ndarray:
+    """(count, frames, 3, H, W) in [0, 1] -> uint8 (count, frames, H, W, 3)."""
+    return (video.clamp(0, 1) * 255).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
+
+
+def save(folder: Path, name: str, video: torch.Tensor) -> None:
+    """In files of CHUNK clips."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, part in enumerate(video.split(CHUNK)):
+        np.savez_compressed(folder / f"{name}-{index}.npz", pixels(part))
+
+
+def load(folder: Path, name: str) -> torch.Tensor:
+    files = [folder / f"{name}-{index}.npz" for index in range(len(list(folder.glob(f"{name}-*.npz"))))]
+    stored = np.concatenate([np.load(file)["arr_0"] for file in files])
+    return torch.from_numpy(stored).permute(0, 1, 4, 2, 3).float() / 255
 
 
 def main() -> None:
-    args = parse_args()
-    sprites = Sprites.load(args.sprites, args.device)
-    pipeline = WanPipeline.from_pretrained(args.model, torch_dtype=torch.float32).to(args.device)
-    pipeline.set_progress_bar_config(disable=True)
-    results: dict[str, object] = {"sprites": len(sprites.names), "prompts": args.prompts, "samples": []}
-    if args.prompts:
-        analyst = Analyst(sprites)
-        _, held_out = split_triples(sprites.names)
-        order = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))
-        triples = held_out[order[: args.prompts]]
-        motions = [MOTIONS[index] for index in triples[:, 1].tolist()]
-        backgrounds = list(BACKGROUNDS)
-        prompts = [caption(sprites.names[i], MOTIONS[j], backgrounds[k]) for i, j, k in triples.tolist()]
-
-        drawn, alpha = compose_clips(sprites, triples.to(args.device), torch.Generator(args.device).manual_seed(0))
-        rebuilt = reconstruct(pipeline, drawn, args.batch)
-        results["autoencoder"] = psnr(drawn, rebuilt, alpha)
-        for name, video in (("drawn_clips", drawn), ("reconstructions", rebuilt)):
-            results[name] = score(analyst.read(video.transpose(1, 2) / 2 + 0.5, motions), triples)
-        print(json.dumps(results), flush=True)
-        for shift in args.shift:
-            for guidance in args.guidance:
-                for steps in args.steps:
-                    used_shift = with_shift(pipeline, shift)
-                    started = time.monotonic()
-                    videos = generate(pipeline, prompts, guidance, steps, args.batch)
-                    seconds = time.monotonic() - started
-                    figures = {"shift": used_shift, "guidance": guidance, "steps": steps, "seconds": round(seconds, 1)}
-                    figures |= score(analyst.read(videos, motions), triples)
-                    results["samples"].append(figures)
-                    print(json.dumps(figures), flush=True)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(results, indent=2) + "\n")
-    if args.sheet:
-        with_shift(pipeline, args.shift[0])
-        shown = list(DEMO_PROMPTS[: args.sheet_rows])
-        draw_sheet(generate(pipeline, shown, args.guidance[0], args.steps[0], args.batch), shown, args.sheet)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    make = commands.add_parser("generate")
+    make.add_argument("model", type=Path)
+    make.add_argument("--output", type=Path, required=True)
+    make.add_argument("--prompts", type=int, default=PROMPTS)
+    make.add_argument("--animated", type=int, default=50, help="clips from a first frame")
+    make.add_argument("--steps", type=int, default=STEPS)
+    make.add_argument("--guidance", type=float, default=GUIDANCE)
+    make.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    make.set_defaults(run=run_generate)
+    judge = commands.add_parser("judge")
+    judge.add_argument("folder", type=Path)
+    judge.add_argument("--sheet", type=Path, help="PNG of a few generated clips")
+    judge.set_defaults(run=run_judge)
+    for command in (make, judge):
+        command.add_argument("--sprites", type=Path, default=Path("sprites.npz"))
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,51 @@
-"""The configurations of tiny-wan's networks, and the text path exactly as diffusers' WanPipeline walks it."""
+"""The configurations of tiny-wan, fresh networks, and the text path exactly as diffusers' WanPipeline walks it."""
+
+from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanResample
+from safetensors.torch import load_file
+from torch import nn
 from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
 
-TEXT_LENGTH = 128
-LATENT_CHANNELS = 24
-TRAIN_TIMESTEPS = 1000
+TEXT_LENGTH = 96  # the longest caption has 91 bytes
+LATENT_CHANNELS = 16
+FLOW_SHIFT = 3.0
+TEXT_FILE = Path(__file__).parent / "text_encoder.safetensors"
 # What the text encoder writes into the first of its hidden dimensions; the others stay zero.
-PARTS = 16  # Cells of a sprite; every byte describes the one whose turn it is, counted from the end of the text.
 WRITTEN_PARTS = {"whole": 64, "cell": 28, "place": 8, "motion": 10, "background": 4}
 WRITTEN = sum(WRITTEN_PARTS.values())
 
+# No patches: latents of a quarter of the size, which the transformer's patches of 2x2 turn into 8x8 tokens a frame.
 AUTOENCODER = {
-    "base_dim": 24,
-    "decoder_base_dim": 48,
+    "base_dim": 16,
+    "decoder_base_dim": 32,
     "z_dim": LATENT_CHANNELS,
     "dim_mult": [1, 2, 2],
     "num_res_blocks": 2,
     "attn_scales": [],
     "temperal_downsample": [True, True],
     "is_residual": True,
-    "in_channels": 12,
-    "out_channels": 12,
-    "patch_size": 2,
+    "in_channels": 3,
+    "out_channels": 3,
+    "patch_size": None,
     "scale_factor_temporal": 4,
-    "scale_factor_spatial": 8,
+    "scale_factor_spatial": 4,
 }
 
+# Patches of 2x2, which Wan2.2's timesteps per token are made for.
 TRANSFORMER = {
-    "patch_size": (1, 1, 1),
-    "num_attention_heads": 4,
+    "patch_size": (1, 2, 2),
+    "num_attention_heads": 5,
     "attention_head_dim": 64,
     "in_channels": LATENT_CHANNELS,
     "out_channels": LATENT_CHANNELS,
     "text_dim": 160,
     "freq_dim": 128,
-    "ffn_dim": 704,
-    "num_layers": 7,
+    "ffn_dim": 1024,
+    "num_layers": 6,
     "cross_attn_norm": True,
     "qk_norm": "rms_norm_across_heads",
     "eps": 1e-6,
@@ -63,7 +70,7 @@ TEXT_ENCODER = {
 
 # What Wan2.1's checkpoints ship, with this model's own shift.
 SCHEDULER = {
-    "num_train_timesteps": TRAIN_TIMESTEPS,
+    "num_train_timesteps": 1000,
     "prediction_type": "flow_prediction",
     "use_flow_sigmas": True,
     "solver_order": 2,
@@ -72,65 +79,59 @@ SCHEDULER = {
     "lower_order_final": True,
     "final_sigmas_type": "zero",
     "timestep_spacing": "linspace",
+    "flow_shift": FLOW_SHIFT,
 }
 
 
-def build_autoencoder(**overrides: object) -> AutoencoderKLWan:
-    """A fresh autoencoder; the latent statistics are placeholders until they have been measured."""
-    config = {"latents_mean": [0.0] * LATENT_CHANNELS, "latents_std": [1.0] * LATENT_CHANNELS} | AUTOENCODER
-    return AutoencoderKLWan(**(config | overrides))
+def build_autoencoder() -> AutoencoderKLWan:
+    """A fresh autoencoder; the latent statistics are placeholders until they have been measured.
+
+    It begins with little latent noise: the default would be as large as the signal.
+    """
+    statistics = {"latents_mean": [0.0] * LATENT_CHANNELS, "latents_std": [1.0] * LATENT_CHANNELS}
+    vae = AutoencoderKLWan(**AUTOENCODER, **statistics)
+    with torch.no_grad():
+        vae.quant_conv.bias[LATENT_CHANNELS:] = -5.0
+    return vae
+
+
+@torch.no_grad()
+def start_temporal_layers_as_copies(vae: AutoencoderKLWan) -> None:
+    """Make the temporal layers pass frames through, so that a network trained on single frames starts clips well.
+
+    Kernels look at the current frame alone, time is halved by keeping every second frame, and doubled by repeating.
+    """
+    for module in vae.modules():
+        if isinstance(module, WanCausalConv3d) and module.kernel_size == (3, 3, 3):
+            module.weight[:, :, :2] = 0
+        if isinstance(module, WanResample) and hasattr(module, "time_conv"):
+            weight = module.time_conv.weight
+            identity = torch.eye(module.dim, device=weight.device)
+            weight.zero_()
+            for part in range(weight.shape[0] // module.dim):
+                weight[part * module.dim : (part + 1) * module.dim, :, -1, 0, 0] = identity
+            module.time_conv.bias.zero_()
 
 
 def build_transformer() -> WanTransformer3DModel:
     """A fresh transformer that starts from predicting zero velocity."""
     model = WanTransformer3DModel(**TRANSFORMER)
     for module in model.blocks.modules():
-        if isinstance(module, torch.nn.Linear):
-            torch.nn.init.xavier_uniform_(module.weight)
-            torch.nn.init.zeros_(module.bias)
-    torch.nn.init.zeros_(model.proj_out.weight)
-    torch.nn.init.zeros_(model.proj_out.bias)
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    nn.init.zeros_(model.proj_out.weight)
+    nn.init.zeros_(model.proj_out.bias)
     return model
 
 
-def build_text_encoder() -> UMT5EncoderModel:
-    """A fresh text encoder over bytes, whose heads start with two abilities that training finds only slowly.
-
-    Three heads of every layer look one, two and three bytes back: from random attention, telling hundreds of names
-    apart by their bytes stays on a plateau for very long. Two heads of each of the first two layers find the end of
-    the text where its distance has a certain binary digit: together they tell a byte its place in a cycle of PARTS.
-    """
+def load_text_encoder(path: Path = TEXT_FILE) -> UMT5EncoderModel:
+    """A stored text encoder, frozen and in float32."""
     encoder = UMT5EncoderModel(UMT5Config(**TEXT_ENCODER))
-    width, end = TEXT_ENCODER["d_kv"], TEXT_ENCODER["eos_token_id"]
-    with torch.no_grad():
-        embedding = encoder.shared.weight
-        embedding[:, 0], embedding[:, 1], embedding[end, 1] = 1.0, 0.0, 4.0
-        encoder.encoder.final_layer_norm.weight[WRITTEN:] = 0.0
-        for depth, block in enumerate(encoder.encoder.block):
-            attention = block.layer[0].SelfAttention
-            attention.q.weight.mul_(0.3)
-            bias = attention.relative_attention_bias.weight  # (buckets, heads); bucket n is n positions back.
-            bias.zero_()
-            for head in range(3):
-                bias[head + 1, head] = 5.0
-            for digit in {0: (0, 1), 1: (2, 3)}.get(depth, ()):
-                head = 4 + digit % 2
-                bias[:, head] = digit_bias(attention, digit)
-                rows = slice(head * width, (head + 1) * width)
-                attention.q.weight[rows] = 0.0
-                attention.k.weight[rows] = 0.0
-                attention.q.weight[head * width, 0] = 3.0
-                attention.k.weight[head * width, 1] = 1.0
-    return encoder
-
-
-def digit_bias(attention: torch.nn.Module, digit: int) -> torch.Tensor:
-    """A head's bias, by bucket, that shuts out all but positions ahead whose distance has this binary digit set."""
-    ahead = torch.arange(1, TEXT_LENGTH)
-    bias = torch.full((TEXT_ENCODER["relative_attention_num_buckets"],), -20.0)
-    bias[0] = -4.0  # The byte itself, for want of such a distance.
-    bias[attention._relative_position_bucket(ahead)] = torch.where((ahead >> digit) % 2 == 1, 0.0, -20.0)
-    return bias
+    missing, unexpected = encoder.load_state_dict(load_file(path), strict=False)
+    if unexpected or set(missing) - {"encoder.embed_tokens.weight"}:
+        raise ValueError(f"{path}: not this text encoder, {missing} missing, {unexpected} unexpected")
+    return encoder.float().requires_grad_(False).eval()
 
 
 def build_tokenizer() -> ByT5Tokenizer:
@@ -138,9 +139,9 @@ def build_tokenizer() -> ByT5Tokenizer:
     return ByT5Tokenizer(model_max_length=TEXT_LENGTH)
 
 
-def build_scheduler(shift: float) -> UniPCMultistepScheduler:
-    """The sampler's configuration with the given flow shift."""
-    return UniPCMultistepScheduler(**SCHEDULER, flow_shift=shift)
+def build_scheduler() -> UniPCMultistepScheduler:
+    """The sampler's configuration."""
+    return UniPCMultistepScheduler(**SCHEDULER)
 
 
 def byte_ids(texts: list[str]) -> torch.Tensor:
@@ -155,8 +156,3 @@ def encode_text(encoder: UMT5EncoderModel, ids: torch.Tensor) -> torch.Tensor:
     """Hidden states with zeros past each prompt's end."""
     mask = (ids != 0).long()
     return encoder(ids, mask).last_hidden_state * mask.unsqueeze(-1)
-
-
-def parameter_count(module: torch.nn.Module) -> int:
-    """Number of parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
