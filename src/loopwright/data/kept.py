@@ -1,10 +1,10 @@
-"""Tensors that take long to make, in one file of a cache's folder: made once, and again when what they depend on changes.
+"""Tensors that take long to make, in one file of a cache's folder: made again only when what they depend on changes.
 
     tensors = kept(Path("cache"), "latents", {"autoencoder": digest, "count": "300000"}, make)
 
-For what a run needs whole and is too much for a file each. The file says what it was made of and is read only where that
-is what is asked for. Deliberately absent: more than one version of a name, and checksums, which at gigabytes cost more
-than they find; a file is whole because it is renamed into place.
+For what a run needs whole and is too much for a file each. The file says what it was made of and is read only where
+that is what is asked for. Deliberately absent: more than one version of a name, and checksums, which at gigabytes cost
+more than they find; a file is whole because it is renamed into place.
 """
 
 import json
@@ -26,7 +26,8 @@ def kept(folder: Path, name: str, about: Mapping[str, str], make: Callable[[], T
     path = folder / f"{name}.safetensors"
     said = json.dumps(dict(about), sort_keys=True)
     if _said(path) == said:
-        return load_file(path)
+        stored: Tensors = load_file(path)
+        return stored
     made = {key: tensor.cpu().contiguous() for key, tensor in make().items()}
     with replacing(path) as temporary:
         save_file(made, temporary, metadata={_ABOUT: said})
