@@ -9,6 +9,7 @@ Without work it sleeps until somebody brings some.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,7 +30,7 @@ class Driver:
     def __init__(self, scheduler: Scheduler, *, between: Callable[[], None]) -> None:
         self.scheduler, self._between = scheduler, between
         self.error: BaseException | None = None
-        self._jobs: dict[str, Job] = {}
+        self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake, self._closing = threading.Event(), False
         self._changing = threading.Lock()
@@ -40,13 +41,8 @@ class Driver:
         """Queue a job; `deadline` in seconds of the scheduler's clock. Raises as `Scheduler.submit`, or `require`."""
         with self._changing:
             self.require()
-            self._jobs = {name: known for name, known in self._jobs.items() if not known.ended}
-            self._jobs[job.id] = job
-        try:
-            self.scheduler.submit(job, priority=priority, deadline=deadline)
-        except Exception:
-            self._jobs.pop(job.id, None)
-            raise
+            self._jobs.add(job)
+        self.scheduler.submit(job, priority=priority, deadline=deadline)
         self._wake.set()
         return job
 
@@ -97,7 +93,7 @@ class Driver:
         except BaseException as error:  # a bug: nobody may wait for what will never come
             with self._changing:
                 self.error = error
-            for job in self._jobs.values():
+            for job in list(self._jobs):
                 if not job.ended:
                     job.fail(_ended(error))
         self.scheduler.prices.save()

@@ -2,7 +2,7 @@
 
 app.add_middleware(Gate, settings=settings, keys=keys, metrics=metrics, closing=lambda: False)
 
-Pages of other sites cannot use a server on this machine through a browser: a foreign `Origin` is refused, and on a
+Pages of other sites cannot use a server without keys through a browser: a foreign `Origin` is refused, and on a
 loopback address a foreign `Host`.
 """
 
@@ -79,11 +79,13 @@ class Gate:
         if self._closing() and scope["method"] not in ("GET", "HEAD"):
             raise Refusal("the server is being stopped", status=503, code="stopping", retry_after=10)
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length[:20]) > self._settings.limits.body:
+        if not length.isdecimal() or int(length[:20]) > self._settings.limits.body:
             raise _too_large(self._settings.limits)
 
     def _check_site(self, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
+        if self._keys is not None:  # which no page of another site has
+            return
         if self._settings.local and _hostname(f"//{host}") not in (*_HERE, self._settings.host):
             raise Refusal(f"no such host here: {host[:80]!r}", status=403, code="foreign_host")
         if origin is not None and urlsplit(origin).netloc != host:

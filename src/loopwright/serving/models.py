@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from ..api.model import Model, Parameter
 from ..card import experts
-from ..engine.sizes import shape_of
 from ..program import bind
 from ..request import Frames, Request
 from .driver import Driver
@@ -98,11 +97,18 @@ class Models:
         """
         if model.instance.binding.device == "cpu":
             return 1
-        shape = (model.card.digest, shape_of(request))
+        shape = (model.card.digest, _shape(request))
         if shape not in self._rows:
             work = self._driver.call(lambda: model.rows(request, limit=self._limits.rows))
             self._rows[shape] = await asyncio.wrap_future(work)
         return self._rows[shape]
+
+
+def _shape(request: Request) -> tuple[object, ...]:
+    """What of a request decides the shapes of its denoising steps, and by what they are computed."""
+    media = [frames and frames.shape for frames in (request.image, request.video)]
+    size = (request.task, request.height, request.width, request.num_frames, request.max_sequence_length)
+    return (*size, request.guidance_scale > 1, request.attention, request.kernels, *media)
 
 
 def _echo(model: Model, request: Request) -> dict[str, object]:

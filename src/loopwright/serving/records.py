@@ -153,9 +153,10 @@ class Records:
 
     def sweep(self) -> None:
         """Drop files that no record knows, left by a process that ended between two writes."""
-        known = {record.id for record in self._read("")}
+        records = self._read("")
+        known = {self.saved(record) if record.status in UNFINISHED else self.file(record) for record in records}
         for path in self.files.iterdir():
-            if path.name.split(".")[0] not in known:
+            if path not in known:
                 path.unlink()
 
     def close(self) -> None:

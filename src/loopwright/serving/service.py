@@ -81,7 +81,7 @@ class Service:
         """The rows of requests that leave everything to the model."""
         task = task_of(model.card, None, ()) if any(not p.inputs for p in model.card.programs.values()) else None
         if task is not None:
-            await self.models.rows(model, model.request("a circle", task=task, seed=0))
+            await self.models.rows(model, model.request("a circle", task=task, seed=0, mode="fixed", rows=1))
 
     async def _keep_house(self) -> None:
         """Remove results that are too old or too many."""

@@ -11,6 +11,7 @@ However many watch, and however slowly, the events are kept once, and few: a ste
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 
 from ..engine.events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, Stepped
@@ -34,9 +35,18 @@ class Ticket:
         self.eta: float | None = None
         self.started, self.ended = asyncio.Event(), asyncio.Event()
         self._loop, self._closed = loop, False
-        self._news = asyncio.Event()
+        self._news, self._run = asyncio.Event(), uuid.uuid4().hex[:12]
         self.alarm: asyncio.TimerHandle | None = None
         self.stage_seconds: dict[str, float] = {}
+
+    def number(self, id: str) -> int:
+        """The number of the event with that id; 0 for an id of another run of the job."""
+        run, _, number = id.partition("-")
+        return int(number) if run == self._run and number.isdecimal() and len(number) < 10 else 0
+
+    def id(self, number: int) -> str:
+        """What a client that comes back says it has seen."""
+        return f"{self._run}-{number}"
 
     def listen(self, event: Event) -> None:
         """Tell the event loop."""
@@ -44,9 +54,10 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._hear, event)
 
     def close(self, last: Told) -> None:
-        """Nothing will be told after this."""
+        """Nothing will be told after this; the job and what it made are let go."""
         self._tell(last)
         self._closed = True
+        del self.job
 
     async def watch(self, after: int = 0) -> AsyncIterator[tuple[int, Told]]:
         """Events numbered from 1, those after number `after`, until the last."""

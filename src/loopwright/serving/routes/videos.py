@@ -63,6 +63,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/videos")
     async def page(request: Request, page: Annotated[Page, Query()]) -> Response:
+        if page.after is not None:
+            await asked_for(request, page.after)
         found = await videos.page(
             owner_of(request), after=page.after, limit=page.limit + 1, ascending=page.order == "asc"
         )
@@ -102,10 +104,8 @@ def router(service: Service) -> APIRouter:
         if ticket is None:
             yield Sent(record.status, {"type": record.status})
             return
-        run, _, number = last.partition("-")
-        after = int(number) if run == ticket.job.id and number.isdecimal() and len(number) < 10 else 0
-        async for index, event in until(service.closing, ticket.watch(after)):
-            yield Sent(str(event["type"]), event, f"{ticket.job.id}-{index}")
+        async for number, event in until(service.closing, ticket.watch(ticket.number(last))):
+            yield Sent(str(event["type"]), event, ticket.id(number))
 
     return routes
 
