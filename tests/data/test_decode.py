@@ -61,6 +61,16 @@ def test_an_image_is_one_frame_whatever_the_geometry_asks(tmp_path: Path):
     assert (found.min(), found.max()) == (-1, 1)
 
 
+def test_media_are_measured_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looked, real = [], media.measure_video
+    monkeypatch.setattr(media, "measure_video", lambda path: looked.append(path) or real(path))
+    file = tmp_path / "a.mp4"
+    for frames in (3, 5):
+        media.write(file, np.zeros((frames, 16, 16, 3), np.uint8), fps=8, metadata={})
+        assert [measure(row(file)).frames for _ in range(3)] == [frames] * 3
+    assert looked == [file, file]
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_undone_and_measured(tmp_path: Path, orientation: int):
     file = photo(tmp_path / "a.png", sides(), orientation)

@@ -7,7 +7,9 @@ Frames are resized one by one as they are decoded, in float32, so that a long 4K
 Deliberately absent: which geometry a row gets, which is `buckets`'.
 """
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,15 +19,27 @@ from torch.nn import functional
 from .. import media
 from ..errors import DataError, MediaError
 from .geometry import Geometry
-from .row import Media
+from .row import Kind, Media
 
 
 def measure(shown: Media) -> media.Extent:
-    """Height, width and frames of a row's media as it is shown. Raises DataError for what cannot be read."""
+    """Height, width and frames of a row's media as it is shown, looked up once for each state of a file.
+
+    Raises DataError for what cannot be read.
+    """
     try:
-        return media.measure_image(shown.path) if shown.kind == "image" else media.measure_video(shown.path)
+        status = shown.path.stat()
+        return _extent(shown.path, shown.kind, status.st_mtime_ns, status.st_size)
     except MediaError as error:
         raise DataError(shown.where, str(error)) from error
+    except OSError as error:
+        raise DataError(shown.where, f"cannot read {shown.path} ({error.strerror or error})") from error
+
+
+@functools.cache
+def _extent(path: Path, kind: Kind, modified: int, size: int) -> media.Extent:
+    """`modified` and `size` are part of what is remembered, and nothing else."""
+    return media.measure_image(path) if kind == "image" else media.measure_video(path)
 
 
 def pixels(shown: Media, geometry: Geometry) -> Tensor:
