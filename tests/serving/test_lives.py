@@ -1,6 +1,8 @@
 """Who leaves, who waits, who is too many: what a request holds is given back, and what was promised is kept."""
 
+import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -9,6 +11,7 @@ import pytest
 from live import SMALL, served
 
 from loopwright.serving.settings import Limits
+from loopwright.serving.sse import EventStream, Sent
 
 LONG = {**SMALL, "prompt": "a fox", "num_inference_steps": 200}
 
@@ -159,5 +162,51 @@ def test_what_happens_is_counted(server):
     assert float(lines[f'loopwright_jobs_total{{model="{name}",status="done"}}']) >= 1
     assert float(lines[f'loopwright_stage_seconds_count{{model="{name}",stage="denoise"}}']) >= 1
     assert float(lines["loopwright_requests_under_way"]) == 0
+    assert float(lines["loopwright_embeddings_found"]) >= 1 and float(lines["loopwright_peak_memory_bytes"]) > 1e6
     path = 'loopwright_requests_total{method="POST",route="/v1/images/generations",status="200"}'
     assert float(lines[path]) >= 1
+
+
+def test_a_fault_of_the_servers_own_is_told_without_detail_and_logged_with_it(server, monkeypatch, caplog):
+    async def broken() -> float:
+        raise KeyError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service.health, "check", broken)
+        answer = server.http.get("/health", headers={"X-Request-ID": "here"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], answer.headers["x-request-id"]) == (500, "internal", "here")
+    assert (
+        "secret" not in answer.text and "request here failed" in caplog.text and "KeyError: 'a secret'" in caplog.text
+    )
+    assert server.http.get("/health").status_code == 200
+
+
+def test_a_request_leaves_one_line_in_the_log(server, caplog):
+    caplog.set_level(logging.INFO, logger="loopwright.serving")
+    server.http.get("/v1/videos/x?secret=1", headers={"X-Request-ID": "here"})
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "loopwright.serving"]
+    told = {"request_id": "here", "method": "GET", "path": "/v1/videos/x", "status": 404, "owner": "anybody"}
+    assert told.items() <= line.items() and line["seconds"] > 0
+
+
+def test_a_connection_without_events_is_kept_open():
+    async def slow():
+        yield Sent("one", {"n": 1})
+        await asyncio.sleep(0.2)
+        yield Sent("two", {"n": 2})
+
+    sent = []
+
+    async def run() -> None:
+        async def receive():
+            await asyncio.sleep(60)
+
+        async def send(message):
+            sent.append(message.get("body", b""))
+
+        await EventStream(slow(), beat=0.01)({"type": "http"}, receive, send)
+
+    asyncio.run(run())
+    assert sent[1] == b'event: one\ndata: {"n": 1}\n\n' and sent[2] == b": waiting\n\n"
+    assert sent[-2:] == [b'event: two\ndata: {"n": 2}\n\n', b""]

@@ -67,15 +67,17 @@ def run(arguments: argparse.Namespace) -> int:
         return _new_key(arguments)
     if not arguments.models:
         raise RequestError("no model to serve", remedy="name one, such as loopwright/tiny-wan")
+    _require_serving()
     with quiet():
-        _require_serving()
         from ..serving import server
         from ..serving.service import Service
 
         settings = _settings(arguments)
-        with server.listen(settings) as sock:
+        sock = server.listen(settings)
+    with sock:
+        with quiet():
             service = Service(_load(arguments), settings)
-            server.run(service, sock)
+        server.run(service, sock)
     return 0
 
 

@@ -34,7 +34,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Loopwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     for routes in (images, videos, models, rollout, upkeep):
         app.include_router(routes.router(service))
-    for error in (Refusal, LoopwrightError, Exception):
+    for error in (Refusal, LoopwrightError):
         app.add_exception_handler(error, _answer)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)

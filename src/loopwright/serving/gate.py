@@ -25,7 +25,7 @@ from .metrics import Metrics
 from .refusal import Refusal, told
 from .settings import Limits, Settings
 
-ANYBODY = "anybody"
+ANYBODY, GONE = "anybody", 499  # the status of a request that got no answer, because its client had left
 _OPEN = ("/health",)
 _HERE = ("localhost", "127.0.0.1", "::1")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -46,7 +46,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun, status = Headers(scope=scope), time.perf_counter(), 499
+        headers, begun, status = Headers(scope=scope), time.perf_counter(), GONE
         name = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = name
 
@@ -69,6 +69,11 @@ class Gate:
                     await self._app(scope, body.receive, sending)
                 finally:
                     self._reading.bytes -= body.bytes
+        except Exception as error:
+            _log.exception("request %s failed", name)
+            if status == GONE:  # nothing was answered yet
+                code, answer, more = told(error)
+                await JSONResponse(answer, code, more)(scope, receive, sending)
         finally:
             self._note(scope, name, status, time.perf_counter() - begun)
 

@@ -7,7 +7,7 @@ async for sent in images.stream(asked, body, "image_generation"): ...
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -98,7 +98,7 @@ class Images:
         finally:
             path.unlink(missing_ok=True)
 
-    async def stream(self, asked: Asked, body: ImageBody, name: str) -> AsyncIterator[Sent]:
+    async def stream(self, asked: Asked, body: ImageBody, name: str) -> AsyncGenerator[Sent]:
         """Previews and images as they come; events are called as OpenAI's, `name` before the dot."""
         queue: asyncio.Queue[Sent | None] = asyncio.Queue()
 

@@ -1,16 +1,19 @@
 """What is counted, for Prometheus. Every server has a registry of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
-    """`under_way` and `scheduled` are asked when somebody looks."""
+Reading = Callable[[], float]
 
-    def __init__(self, under_way: Callable[[], float], scheduled: Callable[[], float]) -> None:
+
+class Metrics:
+    """`readings` are taken when somebody looks: each by its name, with what it is."""
+
+    def __init__(self, readings: Mapping[str, tuple[str, Reading]]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(
@@ -27,11 +30,8 @@ class Metrics:
             registry=registry,
             buckets=_SECONDS,
         )
-        for name, help, read in (
-            ("loopwright_requests_under_way", "Images and videos accepted and not ended", under_way),
-            ("loopwright_jobs_scheduled", "Jobs that the engine has", scheduled),
-        ):
-            Gauge(name, help, registry=registry).set_function(read)
+        for name, (what, read) in readings.items():
+            Gauge(f"loopwright_{name}", what, registry=registry).set_function(read)
 
     def text(self) -> bytes:
         """In Prometheus' format."""

@@ -97,3 +97,4 @@ def _log_lines() -> None:
     logger = logging.getLogger("loopwright.serving")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # warns of every broken form

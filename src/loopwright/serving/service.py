@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from ..api.model import Model
+from ..backends.usage import peak_bytes
+from ..engine.instance import Instance
 from ..program import task_of
 from .admission import Admission
 from .driver import Driver
@@ -21,7 +23,7 @@ from .health import Health
 from .images import Images
 from .jobs import Jobs
 from .keys import Keys
-from .metrics import Metrics
+from .metrics import Metrics, Reading
 from .models import Models, by_name, read_weights
 from .records import Records
 from .saver import Saver
@@ -49,7 +51,7 @@ class Service:
             if ledger is not None:
                 model.instance.set_aside(ledger)
         self.driver = Driver(scheduler, between=self._saver)
-        self.metrics = Metrics(lambda: float(len(self.admission)), lambda: float(len(scheduler)))
+        self.metrics = Metrics(self._readings(models[0].instance))
         self.jobs = Jobs(self.driver, self.metrics)
         self.admission = Admission(self.limits, self.jobs.soonest)
         self.models = Models(models, self.driver, self.limits)
@@ -57,6 +59,17 @@ class Service:
         self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
         self.health = Health(self.jobs, models[0], settings.health_seconds)
         self.closing = asyncio.Event()
+
+    def _readings(self, instance: Instance) -> dict[str, tuple[str, Reading]]:
+        features, device = instance.store.features, instance.binding.device
+        return {
+            "requests_under_way": ("Images, videos and rollouts accepted and not ended", lambda: len(self.admission)),
+            "jobs_scheduled": ("Jobs that the engine has", lambda: len(self.driver.scheduler)),
+            "embeddings_found": ("Embeddings that had been computed before", lambda: features.hits),
+            "embeddings_computed": ("Embeddings that had not", lambda: features.misses),
+            "embeddings_bytes": ("What the embeddings kept take", lambda: features.bytes),
+            "peak_memory_bytes": ("The most memory used, of the device or the process", lambda: peak_bytes(device)[0]),
+        }
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

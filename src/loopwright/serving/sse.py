@@ -5,7 +5,7 @@ await unless_gone(request, work())           # cancelled when the client leaves
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import NamedTuple, TypeVar
 
@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .refusal import told
-from .tasks import unless
+from .tasks import beating, unless
 
 T = TypeVar("T")
+_BEAT = b": waiting\n\n"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -36,13 +37,15 @@ class Sent(NamedTuple):
 class EventStream(Response):
     """Sends events until there are no more or the client leaves; leaving closes the generator, wherever it waits.
 
-    `at_end` is called in any case.
+    `at_end` is called in any case. A comment every `beat` seconds without an event keeps connections open.
     """
 
-    def __init__(self, events: AsyncIterator[Sent], at_end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, events: AsyncGenerator[Sent], at_end: Callable[[], None] | None = None, beat: float = 15.0
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers=_HEADERS)
         del self.headers["content-length"]
-        self._events, self._at_end = events, at_end
+        self._events, self._at_end, self._beat = events, at_end, beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -52,17 +55,23 @@ class EventStream(Response):
                 self._at_end()
 
     async def _send(self, send: Send) -> None:
+        async def write(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async with aclosing(self._events) as events:  # type: ignore[type-var]
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event.encoded(), "more_body": True})
+            await self._write(write)
         except Exception as error:
-            _, body, _ = told(error)
-            await send({"type": "http.response.body", "body": Sent("error", body).encoded(), "more_body": True})
-            if told(error)[0] == 500:
+            status, answer, _ = told(error)
+            await write(Sent("error", answer).encoded())
+            if status == 500:
                 raise
-        await send({"type": "http.response.body", "body": b""})
+        await write(b"", more=False)
+
+    async def _write(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        async with aclosing(self._events) as source, aclosing(beating(source, self._beat)) as events:
+            async for event in events:
+                await write(_BEAT if event is None else event.encoded())
 
 
 async def unless_gone(request: Request, work: Coroutine[object, object, T]) -> T | None:

@@ -4,7 +4,7 @@ results = await together([one(), two()])
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,6 +41,23 @@ async def until(stopping: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterat
         if item is None:
             return
         yield item
+
+
+async def beating(items: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
+    """The items, and None whenever none has come for so long."""
+    following = asyncio.ensure_future(_next(items))
+    try:
+        while True:
+            await asyncio.wait((following,), timeout=seconds)
+            if not following.done():
+                yield None
+            elif (item := following.result()) is None:
+                return
+            else:
+                yield item
+                following = asyncio.ensure_future(_next(items))
+    finally:
+        await stop(following)
 
 
 async def _next(items: AsyncIterator[T]) -> T | None:

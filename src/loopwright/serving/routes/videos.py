@@ -1,7 +1,7 @@
 """POST and GET /v1/videos; GET and DELETE /v1/videos/{id}; its content, its events, and POST .../cancel."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -98,7 +98,7 @@ def router(service: Service) -> APIRouter:
         await videos.delete(record)
         return JSONResponse({"id": record.id, "object": "video.deleted", "deleted": True})
 
-    async def told_of(record: Record, last: str) -> AsyncIterator[Sent]:
+    async def told_of(record: Record, last: str) -> AsyncGenerator[Sent]:
         """What happens to the job, from the event after `last` on. An id is good for the job's run in this server."""
         ticket = videos.ticket(record)
         if ticket is None:
