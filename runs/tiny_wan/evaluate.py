@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lettering
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from clips import (
     BACKGROUNDS,
     FRAMES,
+    MOTION_PHRASES,
     MOTIONS,
     SIZE,
     Objects,
@@ -83,6 +84,14 @@ class Asked:
     def prompt(self, names: list[str]) -> str:
         name = quoted(self.word) if self.word else names[self.index]
         return caption(name, MOTIONS[self.motion], list(BACKGROUNDS)[self.background])
+
+    def still(self) -> "Asked":
+        """The same of a single picture."""
+        return replace(self, motion=MOTIONS.index("still"))
+
+    def picture(self, names: list[str]) -> str:
+        """Its prompt, which names no motion."""
+        return self.prompt(names).replace(f" {MOTION_PHRASES[MOTIONS[self.motion]][0]} ", " ")
 
 
 def questions(names: list[str], count: int = PROMPTS) -> list[Asked]:
@@ -174,6 +183,8 @@ def classify_motion(video: torch.Tensor, mask: torch.Tensor) -> str:
     x, y, area = track(mask)
     if area.min() < 12:
         return "nothing"
+    if len(video) == 1:
+        return "still"
     ends = slice(None, 2), slice(-2, None)
     growth = (area[ends[1]].mean() / area[ends[0]].mean()).sqrt()
     if growth > GROWTH:
@@ -273,7 +284,7 @@ def score(video: torch.Tensor, asked: list[Asked], wanted: list[Asked], analyst:
         "background": [int(b) == a.background for b, a in zip(reading.background, wanted, strict=True)],
     }
     if video.shape[1] == 1:
-        right.pop("motion")
+        del right["motion"]
     both = list(zip(asked, wanted, strict=True))
     things = [i for i, (a, w) in enumerate(both) if not (a.word or w.word)]
     worded = [i for i, (a, w) in enumerate(both) if a.word and w.word]
@@ -372,7 +383,8 @@ def run_generate(args: argparse.Namespace) -> None:
     save(args.output, "reconstructions", rebuilt.transpose(1, 2) / 2 + 0.5)
     made = generate(pipeline, prompts, FRAMES, args.steps, args.guidance)
     save(args.output, "clips", made)
-    save(args.output, "images", generate(pipeline, prompts, 1, args.steps, args.guidance))
+    pictured = [a.picture(objects.names) for a in asked]
+    save(args.output, "images", generate(pipeline, pictured, 1, args.steps, args.guidance))
     every = max(len(asked) // args.animated, 1)
     pictures = [
         Image.fromarray(pixels(video[i : i + 1].transpose(1, 2) / 2 + 0.5)[0, 0]) for i in range(0, len(asked), every)
@@ -389,16 +401,16 @@ def run_judge(args: argparse.Namespace) -> None:
     """Read what was written; print and write the figures."""
     objects, about = Objects.load(args.sprites), json.loads((args.folder / "about.json").read_text())
     analyst, asked = Analyst(objects), questions(objects.names, about["prompts"])
-    shuffled = asked[1 : len(asked)] + asked[:1]
-    random.Random(1).shuffle(shuffled)
-    video, _ = drawn(objects, asked)
+    things, worded = ([a for a in asked if bool(a.word) is said] for said in (False, True))
+    shuffled = random.Random(1).sample(things, len(things)) + random.Random(1).sample(worded, len(worded))
+    stills, (video, _) = [a.still() for a in asked], drawn(objects, asked)
     made = load(args.folder, "clips")
     judged = {
         "drawn": (video.transpose(1, 2) / 2 + 0.5, asked, asked),
         "reconstructions": (load(args.folder, "reconstructions"), asked, asked),
         "text_to_video": (made, asked, asked),
         "text_to_video, shuffled prompts": (made, asked, shuffled),
-        "text_to_image": (load(args.folder, "images"), asked, asked),
+        "text_to_image": (load(args.folder, "images"), stills, stills),
         "image_to_video": (load(args.folder, "animated"), asked[:: about["every"]], asked[:: about["every"]]),
     }
     results = about | {name: score(*each, analyst) for name, each in judged.items()}

@@ -55,6 +55,7 @@ class Drawings:
     blank = None
 
     def __init__(self, objects: Objects, compose: Compose) -> None:
+        torch.backends.cudnn.benchmark = True  # every step has the same few shapes
         self._objects, self._compose = objects, compose
         self._training, self._unseen = (part.to(objects.images.device) for part in split_triples(objects.names))
 
@@ -145,17 +146,23 @@ class Latents:
         named = [quoted(word) if word else names[index] for (index, _, _), word in zip(triples, words, strict=True)]
         said = [(name, MOTIONS[m], tones[b]) for name, (_, m, b) in zip(named, triples, strict=True)]
         self._moving = described([caption(*each, rng) for each in said], device)
+        upright = torch.tensor([MOTIONS[motion] != "growing" for _, motion, _ in triples])
+        self._large = upright.nonzero().flatten().to(device)  # clips whose first frame is not their smallest
         self._still = described([still_caption(*each, rng) for each in said], device)
         self.blank = padded(described([""], device))[0].float()
 
     def batch(self, step: int, rows: int, generator: torch.Generator) -> Mapping[str, torch.Tensor]:
         """Single frames, clips, or clips that are given their first frame, as the step has it."""
-        pick = torch.randint(len(self._latents), (rows,), device=self._latents.device, generator=generator)
-        latent = self._latents[pick]
         if step % 10 in IMAGES:
-            return {"latent": latent[:, :, :1], "cond": padded(self._still[pick])}
+            pick = self._large[self._random(len(self._large), rows, generator)]
+            return {"latent": self._latents[pick, :, :1], "cond": padded(self._still[pick])}
+        pick = self._random(len(self._latents), rows, generator)
+        latent = self._latents[pick]
         given = {"first_frame": latent[:, :, :1]} if step % 10 in PINNED else {}
         return {"latent": latent, "cond": padded(self._moving[pick]), **given}
+
+    def _random(self, below: int, rows: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(below, (rows,), device=self._latents.device, generator=generator)
 
     def held_out(self) -> list[Mapping[str, torch.Tensor]]:
         """None: what was learnt is judged by what is generated."""

@@ -34,7 +34,7 @@ def compile_blocks(module: torch.nn.Module) -> None:
         )
     for block in blocks:
         block.compile(dynamic=False)
-    module.register_forward_pre_hook(_raise_limit)
+    module.register_forward_pre_hook(lambda module, inputs: raise_limit())
 
 
 def repeated_blocks(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -66,8 +66,8 @@ def why_not_compile(device: str) -> str:
     return ""
 
 
-def _raise_limit(module: torch.nn.Module, inputs: object) -> None:
-    """torch keeps its settings by thread, so whichever runs the module raises the limit."""
+def raise_limit() -> None:
+    """Let a region have many forms. torch keeps its settings by thread: whichever runs what is compiled does this."""
     settings = torch._dynamo.config
     if settings.recompile_limit < _LIMIT:
         settings.recompile_limit = settings.accumulated_recompile_limit = _LIMIT

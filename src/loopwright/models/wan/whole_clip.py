@@ -29,6 +29,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
 )
 from torch import nn
 
+from ...backends.compile import raise_limit
 from ...errors import CardError
 
 _LIMIT = (-30.0, 20.0)  # of log-variances, as diffusers has it
@@ -70,6 +71,7 @@ class WholeClip:
         self._norm: Callable[..., torch.Tensor] = _normed
         self._norm_with_past: Callable[..., torch.Tensor] = _normed_with_past
         if compile:
+            raise_limit()
             self._norm = torch.compile(_normed, dynamic=False)
             self._norm_with_past = torch.compile(_normed_with_past, dynamic=False)
 
