@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import LoopwrightError
 from .gate import Gate
 from .refusal import Refusal, shape, told
-from .routes import images, models, rollout, upkeep, videos
+from .routes import images, models, page, rollout, upkeep, videos
 from .service import Service
 
 _log = logging.getLogger("loopwright.serving")
@@ -34,6 +34,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Loopwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     for routes in (images, videos, models, rollout, upkeep):
         app.include_router(routes.router(service))
+    app.include_router(page.router())
     for error in (Refusal, LoopwrightError):
         app.add_exception_handler(error, _answer)
     app.add_exception_handler(RequestValidationError, _invalid)

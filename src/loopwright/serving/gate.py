@@ -26,7 +26,8 @@ from .refusal import Refusal, told
 from .settings import Limits, Settings
 
 ANYBODY, GONE = "anybody", 499  # the status of a request that got no answer, because its client had left
-_OPEN = ("/health",)
+_OPEN = ("/health", "/")
+_PAGE = "/page/"  # what / is made of
 _HERE = ("localhost", "127.0.0.1", "::1")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = logging.getLogger("loopwright.serving")
@@ -97,7 +98,7 @@ class Gate:
             raise Refusal(f"pages of {origin[:80]!r} may not use this server", status=403, code="foreign_origin")
 
     def _owner(self, scope: Scope, headers: Headers) -> str:
-        if self._keys is None or scope["path"] in _OPEN:
+        if self._keys is None or scope["path"] in _OPEN or scope["path"].startswith(_PAGE):
             return ANYBODY
         kind, _, key = headers.get("authorization", "").partition(" ")
         owner = self._keys.owner(key.strip()) if kind.lower() == "bearer" else None
