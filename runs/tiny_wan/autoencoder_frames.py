@@ -17,7 +17,7 @@ run = Run(
     schedule=Schedule("cosine", warmup=100, final=0.15),
     ema=0.998,
     compile=True,
-    log_every=50,
+    log_every=20,
     checkpoints=Checkpoints(every=100_000),
     evaluation=Evaluation(every=1000, draws=1),
     sinks=(),

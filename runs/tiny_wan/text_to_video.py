@@ -22,7 +22,7 @@ run = Run(
     schedule=Schedule("cosine", warmup=200, final=0.02),
     ema=0.999,
     compile=True,
-    log_every=50,
+    log_every=20,
     stored="bfloat16",
     checkpoints=Checkpoints(every=100_000),
     sinks=(),
