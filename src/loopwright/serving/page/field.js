@@ -7,6 +7,7 @@
 import { element } from "./element.js";
 import { label } from "./words.js";
 
+const AUTOMATIC = "automatic";
 const LONG = 1000; // characters; what may be longer gets more than a line
 
 export class Field {
@@ -18,7 +19,7 @@ export class Field {
     this.input.setAttribute("aria-describedby", `${id}-note`);
     this.hint = hint(schema);
     this.note = element("p", { id: `${id}-note`, className: "hint" }, this.hint);
-    this.element = element("div", { className: "field", title: name },
+    this.element = element("div", { className: this.input.rows ? "field wide" : "field", title: name },
       element("label", { htmlFor: id }, label(name)), this.input, this.note);
     this.input.addEventListener("input", () => this.clear());
     this.reset();
@@ -67,7 +68,7 @@ function control(schema) {
   }
   if (kinds.includes("integer") || kinds.includes("number")) return numeric(schema, kinds.includes("integer"));
   if (schema.maxLength > LONG) return element("textarea", { rows: 2, maxLength: schema.maxLength });
-  return element("input", { type: "text", autocomplete: "off", placeholder: "chosen by the server" });
+  return element("input", { type: "text", autocomplete: "off", placeholder: AUTOMATIC });
 }
 
 function numeric(schema, whole) {
@@ -78,7 +79,7 @@ function numeric(schema, whole) {
     step,
     min: schema.minimum ?? schema.exclusiveMinimum,
     max: schema.maximum,
-    placeholder: (schema.default ?? null) === null ? "left to the server" : "",
+    placeholder: (schema.default ?? null) === null ? AUTOMATIC : "",
   });
 }
 

@@ -107,7 +107,7 @@ export class Form {
   #vary() {
     const name = this.varied.value;
     this.second = new Field(name, this.schema[name], "field-second");
-    this.second.element.querySelector("label").textContent = "The second time";
+    this.second.element.querySelector("label").textContent = "Second value";
     this.compare.querySelector(".fields").replaceChildren(row("Setting", this.varied), this.second.element);
   }
 
@@ -125,9 +125,8 @@ export class Form {
     if (!this.comparing) return [first];
     if (!first.has("seed")) first.set("seed", crypto.getRandomValues(new Uint32Array(1))[0]);
     const second = new FormData();
-    for (const [name, value] of first) second.append(name, value);
-    if (this.second.value === "") second.delete(this.second.name);
-    else second.set(this.second.name, this.second.value);
+    for (const [name, value] of first) if (name !== this.second.name) second.append(name, value);
+    if (this.second.value !== "") second.set(this.second.name, this.second.value);
     return [first, second];
   }
 
