@@ -15,7 +15,7 @@ run = Run(
     batch_size=384,
     optimiser=Optimiser(lr=1.5e-3, betas=(0.9, 0.99), weight_decay=0.0),
     schedule=Schedule("cosine", warmup=100, final=0.15),
-    ema=0.998,
+    ema=0.99,
     compile=True,
     log_every=20,
     checkpoints=Checkpoints(every=100_000),

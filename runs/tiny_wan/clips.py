@@ -13,6 +13,7 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import lettering
@@ -134,11 +135,13 @@ def sprite_names(path: Path | str) -> list[str]:
     return [str(name) for name in np.load(path)["names"]]
 
 
+@cache  # a table that is made anew each time makes the host wait for the device
 def background_table(device: torch.device | str = "cpu") -> torch.Tensor:
     """Background colours in [0, 1], in the order of BACKGROUNDS."""
     return torch.tensor(list(BACKGROUNDS.values()), device=device, dtype=torch.float32) / 255
 
 
+@cache
 def ink_table(device: torch.device | str = "cpu") -> torch.Tensor:
     """The ink of words and digits on each background: black or white, whichever differs more."""
     light = background_table(device).mean(dim=1, keepdim=True) > 0.45

@@ -49,5 +49,5 @@ case $PIECE in
   tar -C judged -c . | split -b 15m - "$OUT/judged.tar."
   ;;
 esac
-for run in frames clips text_to_video; do [ ! -e "state/$run/metrics.csv" ] || cp "state/$run/metrics.csv" "$OUT/$run.csv"; done
+tar -c $(ls state/*/metrics.csv) | split -b 15m - "$OUT/metrics.tar."
 told "end of piece $PIECE"

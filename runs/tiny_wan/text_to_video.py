@@ -20,7 +20,7 @@ run = Run(
     batch_size=512,
     optimiser=Optimiser(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01),
     schedule=Schedule("cosine", warmup=200, final=0.02),
-    ema=0.999,
+    ema=0.998,
     compile=True,
     log_every=20,
     stored="bfloat16",
