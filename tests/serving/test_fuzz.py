@@ -25,7 +25,7 @@ def test_no_request_is_a_server_error(document, generation):
     for operation in (found.ok() for found in document.get_all_operations()):
 
         @given(case=operation.as_strategy(generation_mode=generation))
-        @settings(max_examples=5, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+        @settings(max_examples=4, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
         def ask(case):
             asked.add((case.method, case.path))
             case.call_and_validate(checks=[not_a_server_error], timeout=30)

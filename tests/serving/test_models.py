@@ -10,10 +10,10 @@ from PIL import Image
 
 import loopwright
 from loopwright import media
+from loopwright.errors import RequestError
 from loopwright.request import Request
 from loopwright.serving.bodies import Body, ImageBody, RolloutBody, VideoBody, frames_of
 from loopwright.serving.models import by_name
-from loopwright.serving.refusal import Refusal
 
 
 @pytest.fixture(scope="module")
@@ -96,5 +96,5 @@ def test_seconds_become_the_nearest_number_of_frames_that_can_be_made(seconds, f
 
 
 def test_two_models_of_one_name_are_refused(model):
-    with pytest.raises(Refusal, match="two models have the name 't2v-euler'"):
+    with pytest.raises(RequestError, match="two models have one name: 't2v-euler'"):
         by_name([model("t2v"), model("t2v")])

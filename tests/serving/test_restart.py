@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,18 +46,17 @@ class Process:
         raise AssertionError(f"the server ended with {self.process.wait()}")
 
 
-@pytest.fixture(scope="module")
-def processes(checkpoint, tmp_path_factory) -> Iterator[dict[str, tuple[Process, Path]]]:
-    """Two servers, which start side by side."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("killed", "asked")}
-    started = {name: (Process(checkpoint("t2v"), folder), folder) for name, folder in folders.items()}
-    for process, _ in started.values():
-        process.wait()
-    yield started
-    for process, _ in started.values():
-        process.process.kill()
-        process.process.communicate()
-        process.http.close()
+@pytest.fixture
+def process(checkpoint, tmp_path) -> Iterator[Process]:
+    """A server on the test's folder."""
+    started = Process(checkpoint("t2v"), tmp_path)
+    try:
+        started.wait()
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
+        started.http.close()
 
 
 def submit(http: httpx.Client) -> list[str]:
@@ -102,29 +100,33 @@ def first_step(running: Running, video: str) -> int:
 
 
 def test_killed_in_the_middle_of_jobs_the_next_server_finishes_each_once_with_the_same_bytes(
-    processes, checkpoint, undisturbed
+    process, checkpoint, undisturbed, tmp_path
 ):
-    process, folder = processes["killed"]
     videos = submit(process.http)
     until_under_way(process.http, videos[1])
     process.process.send_signal(signal.SIGKILL)
     assert process.process.wait() == -signal.SIGKILL
-    with served(checkpoint("t2v"), folder=folder) as running:
+    with served(checkpoint("t2v"), folder=tmp_path) as running:
         assert finish(running, videos) == undisturbed
         assert first_step(running, videos[1]) >= 7
         assert videos[0] not in running.service.videos._tickets
 
 
-def test_asked_to_stop_a_server_saves_what_is_under_way_and_ends_cleanly(processes, checkpoint, undisturbed):
-    process, folder = processes["asked"]
+def test_asked_to_stop_a_server_saves_what_is_under_way_and_ends_cleanly(process, checkpoint, undisturbed, tmp_path):
     videos = submit(process.http)
     until_under_way(process.http, videos[1])
-    with process.http.stream("GET", f"/v1/videos/{videos[1]}/events") as events:
-        begun = time.monotonic()
+    image = SMALL | {"prompt": "a fox", "num_inference_steps": 40, "stream": True, "partial_images": 1}
+    with (
+        process.http.stream("GET", f"/v1/videos/{videos[1]}/events") as events,
+        process.http.stream("POST", "/v1/images/generations", json=image | {"priority": "high"}) as waiting,
+    ):
+        lines = waiting.iter_lines()
+        assert any("partial_image" in line for line in lines)
         process.process.send_signal(signal.SIGTERM)
-        assert all(line is not None for line in events.iter_lines())
-    assert process.process.wait(30) == 0 and time.monotonic() - begun < 15
-    with served(checkpoint("t2v"), folder=folder) as running:
+        assert any("image_generation.completed" in line for line in lines)
+        assert not any('"completed"' in line for line in events.iter_lines())
+    assert process.process.wait(30) == 0
+    with served(checkpoint("t2v"), folder=tmp_path) as running:
         assert finish(running, videos) == undisturbed
         assert first_step(running, videos[1]) >= 7
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..api.model import Model, Parameter
 from ..card import experts
+from ..errors import RequestError
 from ..program import bind
 from ..request import Frames, Request
 from .driver import Driver
@@ -28,11 +29,11 @@ class Asked:
 
 
 def by_name(models: Iterable[Model]) -> dict[str, Model]:
-    """Models by what clients call them."""
+    """Models by what clients call them. Raises RequestError where that is not one model."""
     named: dict[str, Model] = {}
     for model in models:
         if model.card.name in named:
-            raise Refusal(f"two models have the name {model.card.name!r}; rename one's folder")
+            raise RequestError("two models have one name", value=model.card.name, remedy="rename one's folder")
         named[model.card.name] = model
     return named
 

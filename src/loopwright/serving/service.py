@@ -39,11 +39,11 @@ class Service:
 
     def __init__(self, models: Sequence[Model], settings: Settings) -> None:
         by_name(models)
-        read_weights(models)
         self.settings, self.limits = settings, settings.limits
         self.keys = None if settings.keys is None else Keys(settings.keys)
         self.records = Records(settings.folder)
         self.records.sweep()
+        read_weights(models)
         self._saver = Saver(settings.save_seconds)
         scheduler = models[0].scheduler(policy=settings.policy)
         for model in models[1:]:

@@ -5,7 +5,7 @@
 //     pane.draw()                                 // when the library has changed
 
 import { button, element } from "./element.js";
-import { media, still } from "./player.js";
+import { media, sharp, still } from "./player.js";
 import { doing, facts } from "./words.js";
 
 export class Pane {
@@ -45,15 +45,33 @@ export class Pane {
     const { width, height } = this.record.parameters;
     this.meter = element("progress", { max: 100, "aria-label": "Progress" });
     this.line = element("p", { className: "doing" });
-    const room = element("div", { className: "room" }, this.line, this.meter);
+    this.glimpse = element("img", { hidden: true, alt: "A preview of what it will be", className: sharp(this.record) });
+    const room = element("div", { className: "room" }, this.glimpse);
     room.style.aspectRatio = `${width} / ${height}`;
-    return room;
+    return element("div", { className: "waiting" }, room, this.line, this.meter);
   }
 
   #progress() {
     const live = this.library.live.get(this.id);
     this.meter.value = live?.progress ?? this.record.progress;
     this.line.textContent = doing(this.record, live);
+    if (live?.stage === "denoise" && live.step) this.#glimpse();
+  }
+
+  // One at a time, and not more often than eyes can tell; without one the pane is as it was.
+  async #glimpse() {
+    if (this.glimpsing) return;
+    this.glimpsing = true;
+    const blob = await this.library.server.preview(this.id).catch(() => null);
+    if (blob && this.drawn === "in_progress") this.#look(URL.createObjectURL(blob));
+    setTimeout(() => (this.glimpsing = false), 400);
+  }
+
+  #look(address) {
+    const before = this.glimpse.src;
+    this.glimpse.hidden = false;
+    this.glimpse.onload = () => before && URL.revokeObjectURL(before);
+    this.glimpse.src = address;
   }
 
   #made() {

@@ -13,11 +13,14 @@ export function still(record) {
   return record.parameters.num_frames === 1;
 }
 
+export function sharp(record) {
+  return record.parameters.width < SMALL ? "sharp" : "";
+}
+
 export async function media(library, record, properties = {}) {
   const src = await library.address(record.id);
   const { width, height } = record.parameters;
-  const className = width < SMALL ? "sharp" : "";
-  const shared = { src, width, height, className };
+  const shared = { src, width, height, className: sharp(record) };
   if (still(record)) return element("img", { ...shared, alt: record.prompt });
   return element("video", { ...shared, muted: true, loop: true, playsInline: true, "aria-label": record.prompt, ...properties });
 }

@@ -50,6 +50,11 @@ export class Server {
     return (await this.#ask(`/v1/videos/${encodeURIComponent(id)}/content`)).blob();
   }
 
+  // What a job under way will be, as a picture.
+  async preview(id) {
+    return (await this.#ask(`/v1/videos/${encodeURIComponent(id)}/preview`)).blob();
+  }
+
   // What happens to a job, from its beginning, until its end or the connection's.
   async *events(id) {
     const answer = await this.#ask(`/v1/videos/${encodeURIComponent(id)}/events`);
