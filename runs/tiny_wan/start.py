@@ -4,9 +4,9 @@
     python start.py --autoencoder state/frames/model-ema --still --output state/clips_start          # autoencoder.py
     python start.py --autoencoder state/clips/model-ema --sprites sprites.npz --output state/start  # text_to_video.py
 
-With --still the temporal layers begin as copies, so that clips begin where single frames ended. With --sprites the
-latents' statistics are measured on training clips, and the autoencoder is rounded to what ships. --transformer names a
-folder of weights to go on from, as average.py writes it.
+With --still the temporal layers begin as copies, so that clips begin where single frames ended; without, a trained
+autoencoder is rounded to what ships. With --sprites the latents' statistics are measured on training clips.
+--transformer names a folder of weights to go on from, as average.py writes it.
 """
 
 import argparse
@@ -75,11 +75,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     vae = autoencoder_of(args.autoencoder, args.still)
-    if args.sprites:
-        nn.Module.to(vae, torch.bfloat16)
-        nn.Module.to(vae, torch.float32)
-        measure(vae, args.sprites, torch.device(args.device), args.measured)
-        nn.Module.to(vae, torch.bfloat16)
+    if args.autoencoder and not args.still:
+        nn.Module.to(vae, torch.bfloat16)  # and measured as it ships
+        if args.sprites:
+            measure(vae.float(), args.sprites, torch.device(args.device), args.measured)
+            nn.Module.to(vae, torch.bfloat16)
     transformer = build_transformer()
     if args.transformer:
         transformer = WanTransformer3DModel.from_pretrained(args.transformer / "transformer", torch_dtype=torch.float32)

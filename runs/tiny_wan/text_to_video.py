@@ -15,7 +15,7 @@ run = Run(
         "latents",
         {"sprites": "sprites.npz", "autoencoder": "state/start/vae", "cache": "state/cache", "count": 240_000},
     ),
-    sft=Sft(sampling="logit_normal", logit_std=1.2, shift=3.0, caption_dropout=0.1, draws="batch"),
+    sft=Sft(sampling="logit_normal", logit_std=1.4, shift=3.0, caption_dropout=0.1, draws="batch"),
     steps=12_000,
     batch_size=512,
     optimiser=Optimiser(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01),
