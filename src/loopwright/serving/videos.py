@@ -175,6 +175,13 @@ class Videos:
         """The job as it runs; None if it ended long ago, or under another server."""
         return self._tickets.get(record.id)
 
+    def eta(self, record: Record) -> float | None:
+        """In how many seconds the job may be done, those before it included; None where that cannot be told."""
+        if record.id not in self._following:
+            return None
+        ticket = self._tickets[record.id]
+        return self._jobs.driver.scheduler.eta(ticket.job) if ticket.eta is None else ticket.eta
+
     async def get(self, owner: str, id: str) -> Record:
         """Raises Refusal for an id that is not one of the owner's videos."""
         record = await asyncio.to_thread(self._records.get, owner, id)
@@ -210,7 +217,7 @@ class Videos:
         await asyncio.gather(*following.values(), return_exceptions=True)
 
 
-def answer(record: Record, ticket: Ticket | None, expires: float) -> dict[str, object]:
+def answer(record: Record, ticket: Ticket | None, eta: float | None, expires: float) -> dict[str, object]:
     """A video as OpenAI's clients read it, and beside that all that was resolved."""
     parameters = record.echo["parameters"]
     assert isinstance(parameters, Mapping)
@@ -221,7 +228,7 @@ def answer(record: Record, ticket: Ticket | None, expires: float) -> dict[str, o
         "object": "video",
         "status": record.status,
         "progress": 100 if done else ticket.progress if ticket is not None else 0,
-        "eta": None if ticket is None or record.ended else ticket.eta,
+        "eta": None if record.ended or eta is None else round(eta, 3),
         "created_at": int(record.created),
         "started_at": None if record.started is None else int(record.started),
         "completed_at": int(record.ended) if done and record.ended else None,

@@ -5,7 +5,7 @@
 //     library.finished                            // newest first
 
 import { announce } from "./element.js";
-import { doing } from "./words.js";
+import { stage } from "./words.js";
 
 const WATCHED = 3; // live connections; a browser opens six to a server, and the rest are for asking
 const OPEN = ["queued", "in_progress"];
@@ -120,7 +120,7 @@ export class Library extends EventTarget {
     const before = this.live.get(id);
     this.live.set(id, event.type === "stage" ? { ...event, progress: before?.progress } : { ...before, ...event });
     const record = this.records.get(id);
-    if (event.type === "stage" && record) announce(`${doing(record, event)}: ${record.prompt}`);
+    if (event.type === "stage" && record) announce(`${stage(event.stage)}: ${record.prompt}`);
     this.#changed();
   }
 

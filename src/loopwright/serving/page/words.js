@@ -36,15 +36,11 @@ export function duration(seconds) {
 
 // What a job is doing, in one line.
 export function doing(record, live) {
-  if (record.status === "queued" && !live?.stage) {
-    return ["Waiting", record.eta && `done in about ${duration(record.eta)}`].filter(Boolean).join(" · ");
-  }
   const eta = live?.eta ?? record.eta;
-  return [
-    live?.stage ? stage(live.stage) : "Working",
-    live?.steps && `step ${live.step} of ${live.steps}`,
-    eta && `about ${duration(eta)} left`,
-  ].filter(Boolean).join(" · ");
+  const left = eta ? [`about ${duration(eta)} left`] : [];
+  if (live?.step) return [stage(live.stage), `step ${live.step} of ${live.steps}`, ...left].join(" · ");
+  const next = live?.stage ? [`next: ${stage(live.stage).toLowerCase()}`] : [];
+  return ["Waiting", ...next, ...left].join(" · ");
 }
 
 // What a result is, in one line.

@@ -38,7 +38,7 @@ def router(service: Service) -> APIRouter:
     routes, videos = APIRouter(tags=["videos"]), service.videos
 
     def shown(record: Record) -> dict[str, object]:
-        return answer(record, videos.ticket(record), service.settings.retain_seconds)
+        return answer(record, videos.ticket(record), videos.eta(record), service.settings.retain_seconds)
 
     async def asked_for(request: Request, video_id: str) -> Record:
         return await videos.get(owner_of(request), video_id)
