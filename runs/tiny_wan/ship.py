@@ -10,7 +10,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from huggingface_hub import save_torch_state_dict
 from networks import TEXT_LENGTH
+from safetensors.torch import load_file
 
 from loopwright.card import Recipe, derive, dumps
 from loopwright.models import wan
@@ -26,7 +28,7 @@ DEFAULTS = {
     "fps": 8,
 }
 PARTS = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer", "vae")
-MOST = 28_000_000  # bytes of all that ships
+MOST, SHARD = 28_000_000, 14_000_000  # bytes of all that ships, and of a file
 
 
 def card(folder: Path) -> str:
@@ -50,12 +52,18 @@ def card(folder: Path) -> str:
 
 
 def ship(model: Path, output: Path) -> None:
-    """Replace what is there. The card is made where the model lies, and travels last."""
+    """Replace what is there; weights in files that are small enough for a repository."""
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     for part in PARTS:
         copy = shutil.copytree if (model / part).is_dir() else shutil.copy
         copy(model / part, output / part)
+    for part in ("transformer", "vae"):
+        weights = output / part / "diffusion_pytorch_model.safetensors"
+        tensors = load_file(weights)
+        weights.unlink()
+        pattern = "diffusion_pytorch_model{suffix}.safetensors"
+        save_torch_state_dict(tensors, weights.parent, filename_pattern=pattern, max_shard_size=SHARD)
     (output / "card.json").write_text(card(output), encoding="utf-8")
 
 
