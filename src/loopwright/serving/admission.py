@@ -34,7 +34,7 @@ class Admission:
     def enter(self, owner: str, count: int, *, known: bool = False) -> None:
         """Take places until `leave`; those who are `known`, because they had one before a restart, are not refused."""
         if not known:
-            self._require(owner, count)
+            self.require(owner, count)
         self._held[owner] += count
 
     def leave(self, owner: str, count: int) -> None:
@@ -43,7 +43,8 @@ class Admission:
         if not self._held[owner]:
             del self._held[owner]
 
-    def _require(self, owner: str, count: int) -> None:
+    def require(self, owner: str, count: int) -> None:
+        """Raise Refusal unless there are so many places now."""
         for what, held, most in (
             ("the queue is full", len(self), self._limits.queue),
             ("too many requests under way for this key", self._held[owner], self._limits.concurrent),

@@ -15,7 +15,7 @@ from ..models import Asked
 from ..refusal import Refusal
 from ..service import Service
 from ..sse import EventStream, unless_gone
-from .asking import dry, owner_of
+from .asking import dry, owner_of, require_room
 
 FILE = "image"
 
@@ -27,6 +27,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/images/generations", openapi_extra=intake.described(ImageBody))
     async def generate(request: Request) -> Response:
         body, _ = await intake.read(request, ImageBody)
+        require_room(service, request, body, body.n)
         card = service.models.get(body.model).card
         asked = await service.models.resolve(body.model, body.prompt, task_of(card, None, ()), {}, body.parameters())
         return await answer(request, asked, body, "image_generation")
@@ -36,6 +37,7 @@ def router(service: Service) -> APIRouter:
         body, upload = await intake.read(request, ImageBody, file=FILE)
         if upload is None:
             raise Refusal("an edit needs an image, as a file in multipart/form-data", param=FILE)
+        require_room(service, request, body, body.n)
         task = editing(service.models.get(body.model).card)
         folder, most = service.records.files, service.limits.uploads
         frames = await asyncio.to_thread(uploads.decode, upload, "image", folder, most=most)

@@ -13,7 +13,7 @@ from ..models import Asked
 from ..service import Service
 from ..sse import unless_gone
 from ..trajectory import Trajectory, rollout_bytes
-from .asking import dry, owner_of, resolve, task_for
+from .asking import dry, owner_of, require_room, resolve, task_for
 
 FILE = "input_reference"
 
@@ -25,6 +25,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/rollout/generate", openapi_extra=intake.described(RolloutBody, FILE))
     async def generate(request: Request) -> Response:
         body, upload = await intake.read(request, RolloutBody, file=FILE)
+        require_room(service, request, body)
         card = service.models.get(body.model).card
         task, media = task_for(card, body.task, upload)
         parameters = {**body.frames(card, task), "output": body.output}

@@ -17,7 +17,7 @@ from ..service import Service
 from ..sse import EventStream, Sent
 from ..tasks import until
 from ..videos import answer
-from .asking import dry, owner_of, resolve, task_for
+from .asking import dry, owner_of, require_room, resolve, task_for
 
 FILE = "input_reference"
 _KEY = 255  # characters of an Idempotency-Key
@@ -46,6 +46,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/videos", openapi_extra=intake.described(VideoBody, FILE))
     async def create(request: Request) -> Response:
         body, upload = await intake.read(request, VideoBody, file=FILE)
+        require_room(service, request, body)
         card = service.models.get(body.model).card
         task, media = task_for(card, body.task, upload)
         asked = await resolve(service, body, task, body.frames(card, task), media)
