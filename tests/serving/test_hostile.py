@@ -57,6 +57,7 @@ BODIES = {
     "too long a prompt": ({"prompt": "a" * 301}, "prompt is too large here: 301 characters; at most 300"),
     "too much guidance": ({"prompt": "a", "guidance_scale": 1e39}, "guidance_scale is too large here"),
     "too many images": ({"prompt": "a", "n": 9}, "n must lie between 1 and 8"),
+    "images without end": ({"prompt": "a", "n": 10**18}, "n must lie between 1 and 8"),
     "no images": ({"prompt": "a", "n": 0}, "n must lie between 1 and 8"),
     "no such mode": ({"prompt": "a", "mode": "fast"}, "mode: Input should be 'exact', 'fixed' or 'throughput'"),
     "no such kernels": ({"prompt": "a", "attention": "../x"}, "choices"),

@@ -22,10 +22,10 @@ def owner_of(request: HttpRequest) -> str:
     return str(request.state.owner)
 
 
-def require_room(service: Service, request: HttpRequest, body: Body, count: int = 1) -> None:
+def require_room(service: Service, request: HttpRequest, body: Body) -> None:
     """Refuse now what would be refused later; not what is only checked, or may be known by its key."""
     if not body.dry_run and "idempotency-key" not in request.headers:
-        service.admission.require(owner_of(request), count)
+        service.admission.require(owner_of(request), 1)
 
 
 def task_for(card: Card, task: str | None, upload: bytes | None) -> tuple[str, dict[str, bytes]]:

@@ -27,7 +27,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/images/generations", openapi_extra=intake.described(ImageBody))
     async def generate(request: Request) -> Response:
         body, _ = await intake.read(request, ImageBody)
-        require_room(service, request, body, body.n)
+        require_room(service, request, body)
         card = service.models.get(body.model).card
         asked = await service.models.resolve(body.model, body.prompt, task_of(card, None, ()), {}, body.parameters())
         return await answer(request, asked, body, "image_generation")
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
         body, upload = await intake.read(request, ImageBody, file=FILE)
         if upload is None:
             raise Refusal("an edit needs an image, as a file in multipart/form-data", param=FILE)
-        require_room(service, request, body, body.n)
+        require_room(service, request, body)
         task = editing(service.models.get(body.model).card)
         folder, most = service.records.files, service.limits.uploads
         frames = await asyncio.to_thread(uploads.decode, upload, "image", folder, most=most)
