@@ -66,10 +66,13 @@ def test_a_prompt_becomes_a_video_with_progress_and_the_same_again(page, server)
     assert content(server, again) == content(server, first)
 
 
-def test_cancelling_ends_the_job(page, server):
+def test_what_it_will_be_is_shown_and_cancelling_ends_the_job(page, server):
     fill(page, num_inference_steps=200)
     page.click(SUBMIT)
     page.locator("#viewer .doing", has_text=re.compile("step [1-9]")).wait_for()
+    preview = page.locator("#viewer .room img:not([hidden])")
+    preview.wait_for()
+    assert preview.evaluate("image => image.decode().then(() => image.naturalWidth)") == 64
     page.click("#queue >> text=Cancel")
     page.locator(".pane[data-status=cancelled]").wait_for()
     assert listed(server)[0]["status"] == "cancelled" and len(server.service.driver.scheduler) == 0
