@@ -42,12 +42,12 @@ def made(page) -> None:
 def test_a_prompt_becomes_a_video_with_progress_and_the_same_again(page, server):
     fill(page, **FEW)
     page.click(SUBMIT)
-    line, seen = page.locator("#viewer .doing"), set()
-    while line.count():
-        seen.add((line.text_content(), page.locator("#viewer progress").evaluate("meter => meter.value")))
+    page.locator("#viewer .doing").wait_for()
+    look = "[document.querySelector('#viewer .doing')?.textContent, document.querySelector('#viewer progress')?.value]"
+    seen = []
+    while (now := page.evaluate(look))[0] is not None:
+        seen += [now] if now not in seen else []
         page.wait_for_timeout(20)
-        if page.locator(".pane[data-status=completed]").count():
-            break
     assert sum("Denoising · step" in text for text, _ in seen) >= 2 and len({value for _, value in seen}) >= 3
     made(page)
     video = page.locator("#viewer video")
@@ -76,6 +76,20 @@ def test_what_it_will_be_is_shown_and_cancelling_ends_the_job(page, server):
     page.click("#queue >> text=Cancel")
     page.locator(".pane[data-status=cancelled]").wait_for()
     assert listed(server)[0]["status"] == "cancelled" and len(server.service.driver.scheduler) == 0
+    page.locator("#queue").wait_for(state="hidden")
+
+
+def test_the_queue_says_what_runs_what_waits_and_until_when(page, server):
+    asked = {"prompt": PROMPT, "num_frames": 1, "num_inference_steps": 40, "seed": 1}
+    server.openai.videos.create_and_poll(prompt=PROMPT, extra_body={**asked, "seed": 0}, poll_interval_ms=30)
+    videos = [server.post("/v1/videos", **asked) for _ in range(2)]
+    page.reload()
+    rows = page.locator("#queue li")
+    rows.nth(1).locator("text=/Waiting .* left|step/").wait_for()
+    second, first = (record["eta"] for record in listed(server)[:2])
+    assert second > first > 0 and rows.count() == 2
+    for video in videos:
+        server.http.delete(f"/v1/videos/{video['id']}")
     page.locator("#queue").wait_for(state="hidden")
 
 
@@ -149,6 +163,7 @@ def test_the_whole_way_by_keyboard(page, server):
     page.locator("dialog").wait_for(state="detached")
     page.locator("#viewer .empty").wait_for()
     assert len(listed(server)) == before
+    assert page.locator("#results").evaluate("results => results === document.activeElement")
 
 
 def test_nothing_is_wider_than_a_phone(browser, server):

@@ -25,7 +25,7 @@ from .records import Record
 from .refusal import Refusal
 from .ticket import Ticket
 
-_TRIES = 8  # events to wait for until the latents have changed
+_PATIENCE = 10.0  # seconds until the job's next step
 
 
 class Glimpses:
@@ -42,27 +42,34 @@ class Glimpses:
         if record.id not in self._under_way:
             task = asyncio.create_task(self._see(self._models.get(record.model), ticket))
             self._under_way[record.id] = task
-            task.add_done_callback(lambda _: self._under_way.pop(record.id))
+            task.add_done_callback(partial(self._seen, record.id))
         return await asyncio.shield(self._under_way[record.id])
+
+    def _seen(self, id: str, task: asyncio.Task[bytes]) -> None:
+        del self._under_way[id]
+        if not task.cancelled():
+            task.exception()  # told to who still waits, if anybody does
 
     async def _see(self, model: Model, ticket: Ticket) -> bytes:
         job = ticket.job
-        latents = (await self._clean(model, job, ticket))[:, :, :1]
+        try:
+            latents = (await self._clean(model, job, ticket))[:, :, :1]
+        except TimeoutError:
+            raise _nothing() from None
         request = replace(job.request, num_frames=1, output="video")
         decoded = await self._jobs.run(partial(decoding, model.instance, request, latents), priority="high")
         return await self._jobs.aside(lambda: _file(model, decoded))
 
     async def _clean(self, model: Model, job: Job, ticket: Ticket) -> torch.Tensor:
         """The latents where a line through two of the job's states meets sigma 0."""
-        before, tries = await self._state(job), 0
-        async for _ in ticket.watch(len(ticket.events)):
-            after = await self._state(job)
-            if after.index > before.index:
-                train_steps = whole(model.card.settings, "train_steps")
-                now, then = (float(before.table[state.index, 0]) / train_steps for state in (before, after))
-                return before.latents - now * (after.latents - before.latents) / (then - now)
-            if (tries := tries + 1) == _TRIES:
-                break
+        before = await self._state(job)
+        async with asyncio.timeout(_PATIENCE):
+            async for _ in ticket.watch(len(ticket.events)):
+                after = await self._state(job)
+                if after.index > before.index:
+                    train_steps = whole(model.card.settings, "train_steps")
+                    now, then = (float(before.table[state.index, 0]) / train_steps for state in (before, after))
+                    return before.latents - now * (after.latents - before.latents) / (then - now)
         raise _nothing()
 
     async def _state(self, job: Job) -> DenoiseState:

@@ -180,7 +180,8 @@ class Videos:
         if record.id not in self._following:
             return None
         ticket = self._tickets[record.id]
-        return self._jobs.driver.scheduler.eta(ticket.job) if ticket.eta is None else ticket.eta
+        eta = self._jobs.driver.scheduler.eta(ticket.job)
+        return ticket.eta if eta is None else eta
 
     async def get(self, owner: str, id: str) -> Record:
         """Raises Refusal for an id that is not one of the owner's videos."""

@@ -159,6 +159,7 @@ export class Form {
 
   #refuse(message) {
     this.refused.textContent = message;
+    if (message) this.refused.scrollIntoView({ block: "nearest" });
   }
 
   // The settings of a result, as the form's.

@@ -77,8 +77,14 @@ function show(id) {
   at("viewer").scrollIntoView({ block: "nearest" });
 }
 
-function cancel(id) {
-  return attempt(() => library.cancel(id));
+async function cancel(id) {
+  await attempt(() => library.cancel(id));
+  holdFocus();
+}
+
+// Where the button that was pressed has gone, the focus stays close by.
+function holdFocus() {
+  if (document.activeElement === document.body) at("results").focus({ preventScroll: true });
 }
 
 // The very request, seed included: the same model gives the same bytes.
@@ -102,6 +108,7 @@ function use(record) {
 
 async function remove(record) {
   if (await confirmed(`Delete “${record.prompt}” and its file?`, "Delete")) await attempt(() => library.remove(record.id));
+  holdFocus();
 }
 
 function older() {

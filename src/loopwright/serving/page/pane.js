@@ -58,13 +58,14 @@ export class Pane {
     if (live?.stage === "denoise" && live.step) this.#glimpse();
   }
 
-  // One at a time, and not more often than eyes can tell; without one the pane is as it was.
+  // One at a time, for a third of the time at most, and only while somebody looks. Without one the pane is as it was.
   async #glimpse() {
-    if (this.glimpsing) return;
+    if (this.glimpsing || document.hidden) return;
     this.glimpsing = true;
+    const begun = performance.now();
     const blob = await this.library.server.preview(this.id).catch(() => null);
     if (blob && this.drawn === "in_progress") this.#look(URL.createObjectURL(blob));
-    setTimeout(() => (this.glimpsing = false), 400);
+    setTimeout(() => (this.glimpsing = false), Math.max(400, 2 * (performance.now() - begun)));
   }
 
   #look(address) {
