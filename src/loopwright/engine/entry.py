@@ -1,9 +1,11 @@
-"""A job as the scheduler knows it, and those whose next step is like its own."""
+"""A job as the scheduler knows it, those whose next step is like its own, and a call of some of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..loop import Key
 from .execute import Call
+from .flags import Flags
 from .job import Job
 from .ledger import Need
 
@@ -74,3 +76,14 @@ class Entry:
         group.waiting.pop(self.order, None)
         group.members -= 1
         return None if group.members else group
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call of so many `rows` that was asked for at `begun` and has not been seen to end; `label` is its key's."""
+
+    entries: Sequence[Entry]
+    flags: Flags
+    begun: float
+    label: str
+    rows: int

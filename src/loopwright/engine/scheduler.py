@@ -15,13 +15,12 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ..errors import CapacityError, RequestError, StateError
 from ..loop import Key, Result, Unit
-from .entry import Entry, Group
+from .entry import Entry, Flight, Group
 from .execute import Call, Executor, eager
 from .flags import Flags
 from .forecast import Forecasts
@@ -35,17 +34,6 @@ from .sizes import shape_of
 PREPARING = (Unit.EMBED, Unit.ENCODE)
 _POLL = 0.005  # Seconds between two looks at memory that requests of another scheduler hold.
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
-
-
-@dataclass(slots=True)
-class Flight:
-    """A call that was asked for at `begun` and has not been seen to end."""
-
-    entries: Sequence[Entry]
-    flags: Flags
-    begun: float
-    label: str
-    rows: int
 
 
 class Scheduler:
