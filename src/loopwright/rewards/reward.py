@@ -1,0 +1,36 @@
+"""What a reward is: a function from samples to scores.
+
+    def brightness(samples: Sequence[Sample]) -> list[float]:
+        return [float(sample.frames.float().mean()) / 255 for sample in samples]
+
+Any callable of that shape is one. Deliberately absent: weights and failures of several rewards (`composite`), other
+processes (`pool`), models (`served`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is scored: `frames` uint8 [T, H, W, 3] on the host, made from `prompt`; a picture is T = 1.
+
+    `facts` is what the prompt's row says beside it, such as {"text": "CAT"}; rewards name the facts they read.
+    """
+
+    prompt: str
+    frames: "Tensor"
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reward(Protocol):
+    """A score a sample, higher is better, in the samples' order; None for a sample that could not be scored.
+
+    A failure is never a score: who trains drops such a sample and counts it.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]: ...
