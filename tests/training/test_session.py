@@ -119,6 +119,20 @@ def test_killed_and_continued_on_two_processes_is_uninterrupted_and_two_are_one(
         assert a == pytest.approx(b, rel=1e-5)
 
 
+def test_processes_that_hold_all_weights_each_are_one(run_of, tmp_path):
+    """From a checkpoint that one process wrote alone."""
+    run = run_of(**{**FULL, "epochs": 2, "parallel": "replicate"})
+    one, two = moved(run, tmp_path, "one"), moved(run, tmp_path, "two")
+    train(one)
+    assert not train(two, StopAfter(1)).finished
+    assert launch(2, workers.whole, (written(two, tmp_path),)) == 0
+    folders = ("model/transformer", "model-ema/transformer")
+    ours, theirs = (weights(tmp_path / name, *folders) for name in ("two", "one"))
+    assert apart(ours, theirs, since=weights(Path(run.model), "transformer")) < 1e-3
+    for a, b in zip(measured(tmp_path / "two"), measured(tmp_path / "one"), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
 def test_another_number_of_processes_may_continue_and_all_pick_the_same_expert(run_of, tmp_path):
     """Of two experts each part of a step trains one; processes that disagreed would wait for each other for good.
 

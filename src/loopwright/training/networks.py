@@ -31,8 +31,8 @@ def load(card: Card, roles: tuple[str, ...], run: "Run", group: Group) -> dict[s
 
 def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     component = replace(card.components[role], dtype="float32" if run.lora is None else run.precision)
-    # alone the weights go straight to the device; of several processes each moves its shards there
-    place = str(group.device) if group.ranks == 1 else "cpu"
+    # whole weights go straight to the device; of several processes that share them each moves its shards there
+    place = "cpu" if group.ranks > 1 and sharded(run, group) else str(group.device)
     network = load_component(component, catalog.locate(card, component), place)
     assert isinstance(network, nn.Module)
     catalog.preparation(card)(component, network)
@@ -56,7 +56,8 @@ def sharded(run: "Run", group: Group) -> bool:
     A process alone that compiles has nothing to gather, and hooks between layers would cut what is compiled. The passes
     of an autoencoder use its weights where they are.
     """
-    return run.method != "autoencoder" and not (run.compile and group.ranks == 1)
+    alone = run.compile and group.ranks == 1
+    return run.parallel == "shard" and run.method != "autoencoder" and not alone
 
 
 def adapt(network: nn.Module, settings: "Lora", seed: int) -> list[str]:

@@ -121,7 +121,7 @@ def _resolved(run: Run, device: str) -> Run:
 
 def _roles(run: Run, card: Card) -> tuple[str, ...]:
     if run.method == "autoencoder":
-        return (_autoencoder(card),)
+        return (_autoencoder(run, card),)
     names = experts(card)
     if unknown := [name for name in run.train if name not in names]:
         raise RequestError("train names no network that generates", value=unknown[0], choices=names)
@@ -135,9 +135,10 @@ def _roles(run: Run, card: Card) -> tuple[str, ...]:
     return tuple(name for name in names if not run.train or name in run.train)
 
 
-def _autoencoder(card: Card) -> str:
-    if size() > 1:
-        raise RequestError("method autoencoder runs in one process", value=f"{size()} processes")
+def _autoencoder(run: Run, card: Card) -> str:
+    if size() > 1 and run.parallel == "shard":
+        remedy = "set parallel to replicate, or train in one process"
+        raise RequestError("an autoencoder is not sharded", value=f"{size()} processes", remedy=remedy)
     if autoencoder.ROLE not in card.components:
         raise RequestError(f"{card.name} has no such component", value=autoencoder.ROLE, choices=card.components)
     return autoencoder.ROLE

@@ -159,6 +159,8 @@ class Run:
         sinks: where metrics go besides `metrics.csv` in the run's folder.
         compile: the blocks, which is faster and rounds otherwise than serving does without. One process alone then
             computes in `precision` by autocast, which rounds otherwise, too.
+        parallel: what several processes hold: "shard", each a part of the weights and of the optimiser; "replicate",
+            each all of them, which is faster where they fit, and computes in `precision` by autocast.
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 
@@ -185,6 +187,7 @@ class Run:
     gradient_checkpointing: bool = False
     attention: str = "sdpa"
     compile: bool = False
+    parallel: Literal["shard", "replicate"] = "shard"
     device: str = "auto"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     evaluation: Evaluation | None = None

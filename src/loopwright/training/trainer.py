@@ -22,6 +22,7 @@ from torch import nn
 from ..backends.usage import peak_bytes
 from ..data.order import Position
 from ..distributed.group import Group
+from ..distributed.replicate import average_gradients
 from ..distributed.shard import trained
 from ..errors import ModelError
 from . import optimise
@@ -154,6 +155,8 @@ class Trainer:
                 loss = losses.rows[: batch.real].sum() * (self.group.ranks / step.rows)
                 loss.backward()
             since.tally.add(losses, batch.real)
+        if self.group.ranks > 1:
+            average_gradients(self.parameters.values())
         since.norms.append(optimise.clip(self.parameters, self.run.optimiser.clip))
         since.rows, since.steps, since.last = since.rows + step.rows, since.steps + 1, self.step + 1
         rate = self._rate * optimise.factor(self.run.schedule, self.step, self.steps)
