@@ -1,7 +1,9 @@
 """The engine's thread: it sleeps without work, ends with the server, and takes nobody with it unheard."""
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -95,34 +97,109 @@ def test_closing_stops_at_a_step_and_leaves_no_thread():
         driver.submit(job)
 
 
-def test_a_job_is_saved_at_each_stages_end_and_every_so_often(tmp_path):
-    now = [0.0]
+def staged(saver: Saver, path: Path) -> Job:
+    """A job of two stages of four steps, kept by `saver`."""
     fake = Fake([Count(steps=4, slot="given"), Count(steps=4)], [("given",), ("latents",)], [(), ("given",)])
-    saver, job, path = Saver(10.0, clock=lambda: now[0]), Job(fake.model, fake.request()), tmp_path / "a.job"
+    job = Job(fake.model, fake.request(), observers=[saver])
     saved.save(job, path)
     saver.keep(job, path)
-    places = []
+    return job
+
+
+def place(job: Job, path: Path) -> tuple[int, int]:
+    again = saved.restore(job.model, path)
+    return again.stage, again.index
+
+
+def test_a_job_is_saved_at_each_stages_end_and_every_so_often(tmp_path):
+    now, path = [0.0], tmp_path / "a.job"
+    saver = Saver(10.0, clock=lambda: now[0])
+    job, places = staged(saver, path), []
     for _ in range(7):
         job.step()
         now[0] += 4.0
         saver()
-        again = saved.restore(fake.model, path)
-        places.append((again.stage, again.index))
+        saver._writer.submit(lambda: None).result()
+        places.append(place(job, path))
     assert places == [(0, 0), (0, 0), (0, 3), (0, 3), (1, 1), (1, 1), (1, 1)]
     now[0] += 4.0
-    saver()
-    assert saved.restore(fake.model, path).index == 3
+    saver.save_all()
+    assert place(job, path) == (1, 3)
+
+
+def test_no_step_is_taken_before_the_state_ahead_of_it_is_on_disk(tmp_path, monkeypatch):
+    path, write = tmp_path / "a.job", saved.Snapshot.write
+
+    def slow(snapshot: saved.Snapshot, path: Path) -> None:
+        time.sleep(0.05)
+        write(snapshot, path)
+
+    monkeypatch.setattr(saved.Snapshot, "write", slow)
+    saver, behind = Saver(0.0), []
+
+    class Seen:
+        def on_step(self, job: Job, *rest: object) -> None:
+            stage, index = place(job, path)
+            behind.append((job.stage * 4 + job.index) - (stage * 4 + index))
+
+    job = staged(saver, path)
+    job._observers += (Seen(),)
     while not job.ended:
         job.step()
+        saver()
+    assert behind == [0] * 8
     saver.save_all()
-    assert saved.restore(fake.model, path).index == 3
+
+
+def test_a_copy_is_what_the_job_was_whatever_becomes_of_it(tmp_path):
+    saver, path = Saver(0.0), tmp_path / "a.job"
+    job = staged(saver, path)
+    job.step()
+    copy = saved.snapshot(job)
+    for tensor in copy.tensors.values():
+        assert tensor.data_ptr() != job.state.total.data_ptr()
+    while not job.ended:
+        job.step()
+    copy.write(path)
+    again = saved.restore(job.model, path)
+    while not again.ended:
+        again.step()
+    assert again.output["latents"].equal(job.output["latents"])
+
+
+def test_what_takes_long_to_write_is_saved_less_often(tmp_path, monkeypatch):
+    now, path = [0.0], tmp_path / "a.job"
+    monkeypatch.setattr("loopwright.serving.saver._RATE", 4)  # bytes a second: its four numbers take 4 s
+    saver = Saver(0.0, clock=lambda: now[0])
+    job, indices = staged(saver, path), []
+    for _ in range(3):
+        job.step()
+        saver()
+        saver._writer.submit(lambda: None).result()
+        indices.append(place(job, path)[1])
+        now[0] += 2.5
+    assert indices == [1, 1, 3]
+
+
+def test_what_is_dropped_is_not_written_any_more(tmp_path):
+    saver, path = Saver(0.0), tmp_path / "a.job"
+    job = staged(saver, path)
+    job.step()
+    saver()
+    saver.drop(path)
+    path.unlink()
+    job.step()
+    saver()
+    saver.save_all()
+    assert not path.exists()
 
 
 def test_a_job_that_cannot_be_saved_fails(tmp_path):
-    fake = Fake([Count(steps=4)])
-    saver, job = Saver(0.0), Job(fake.model, fake.request())
+    fake, saver = Fake([Count(steps=4)]), Saver(0.0)
+    job = Job(fake.model, fake.request(), observers=[saver])
     saver.keep(job, tmp_path / "file" / "a.job")
     (tmp_path / "file").write_text("in the way")
-    job.step()
-    saver()
-    assert job.status == "failed" and isinstance(job.error, OSError)
+    while not job.ended:
+        job.step()
+        saver()
+    assert job.status == "failed" and isinstance(job.error, OSError) and job.index < 3

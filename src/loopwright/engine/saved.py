@@ -1,6 +1,7 @@
 """A half-finished job as one safetensors file, to be continued later or in another process, with identical output.
 
-    save(job, "job.safetensors")
+    save(job, "job.safetensors")                   # or, in two steps, of which the second needs no engine:
+    snapshot(job).write("job.safetensors")
     job = restore(model, "job.safetensors")
 
 The file holds the request, the card's digest, which adapters ran, the place in the program, the slots, the loop's
@@ -10,8 +11,9 @@ good. States are dataclasses of plain values and tensors; nothing is pickled. De
 
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,9 +24,9 @@ from ..caches.lease import Lease
 from ..errors import CapacityError, StateError
 from ..files import replacing
 from ..loop import Page
-from ..request import Frames, from_json, to_json
+from ..request import Frames, Request, from_json, to_json
 from .instance import Instance
-from .job import Job, Listener
+from .job import Job, Listener, Observer
 
 FORMAT = 4
 _TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
@@ -48,8 +50,29 @@ class _Leased:
         return lease
 
 
-def save(job: Job, path: str | Path) -> None:
-    """Write the job, atomically. Raises StateError if it has ended."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A job as it stood between two steps, in memory of its own: whatever becomes of the job, this can be written."""
+
+    head: Mapping[str, object]
+    tensors: Mapping[str, torch.Tensor]
+    pixels: Mapping[str, Frames]
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors, the request's pixels included."""
+        return sum(t.nbytes for t in self.tensors.values()) + sum(len(f.data) for f in self.pixels.values())
+
+    def write(self, path: str | Path) -> None:
+        """Write it, atomically. Raises OSError."""
+        given = {f"pixels/{name}": torch.frombuffer(bytearray(f.data), dtype=torch.uint8) for name, f in
+                 self.pixels.items()}  # fmt: skip
+        with replacing(Path(path)) as temporary:
+            save_file({**self.tensors, **given}, temporary, metadata={"job": json.dumps(self.head)})
+
+
+def snapshot(job: Job) -> Snapshot:
+    """Copy what continues the job; call it as its steps are run, between two. Raises StateError if it has ended."""
     if job.ended:
         raise StateError("only a job under way can be saved", value=job.status)
     tensors: dict[str, torch.Tensor] = {}
@@ -66,15 +89,19 @@ def save(job: Job, path: str | Path) -> None:
         "leases": {name: _pack(_Leased.of(lease), f"leases/{name}", tensors) for name, lease in job.leases.items()},
         "state": None if job.state is None else _pack(job.state, "state", tensors),
     }
-    for name, frames in pixels.items():
-        tensors[f"pixels/{name}"] = torch.frombuffer(bytearray(frames.data), dtype=torch.uint8)
-    # A tensor may be a view of a larger one or appear twice; the file holds each on its own.
-    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(Path(path)) as temporary:
-        save_file(owned, temporary, metadata={"job": json.dumps(head)})
+    # A tensor may be a view of a larger one or appear twice; each is on its own from here on.
+    owned = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return Snapshot(head, owned, pixels)
 
 
-def restore(model: Instance, path: str | Path, *, listener: Listener | None = None) -> Job:
+def save(job: Job, path: str | Path) -> None:
+    """Write the job, atomically. Raises StateError if it has ended, OSError where it cannot be written."""
+    snapshot(job).write(path)
+
+
+def restore(
+    model: Instance, path: str | Path, *, listener: Listener | None = None, observers: Sequence[Observer] = ()
+) -> Job:
     """The job, ready to be submitted. Raises StateError if the file is damaged or belongs to another card."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -90,7 +117,7 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
     if (ran := head.get("adapters", "")) != model.binding.adapters:
         raise StateError(f"{path} ran with other adapters", value=ran, choices=(model.binding.adapters or "none",))
     try:
-        job = _continued(model, head, tensors, listener)
+        job = _continued(model, head, tensors, partial(Job, listener=listener, observers=observers))
     except CapacityError:
         raise  # it is a ValueError, too
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
@@ -100,13 +127,16 @@ def restore(model: Instance, path: str | Path, *, listener: Listener | None = No
 
 
 def _continued(
-    model: Instance, head: Mapping[str, typing.Any], tensors: Mapping[str, torch.Tensor], listener: Listener | None
+    model: Instance,
+    head: Mapping[str, typing.Any],
+    tensors: Mapping[str, torch.Tensor],
+    make: Callable[[Instance, Request], Job],
 ) -> Job:
     pixels = {
         name: Frames(tensors[f"pixels/{name}"].numpy().tobytes(), tuple(shape), source)
         for name, (shape, source) in head["pixels"].items()
     }
-    job = Job(model, from_json(head["request"], pixels), listener=listener)
+    job = make(model, from_json(head["request"], pixels))
     job.stage, job.index = head["stage"], head["index"]
     device = model.binding.device
     # copies, because a file's tensors lie at odd addresses, and the last bits of small products depend on that

@@ -79,7 +79,7 @@ class Videos:
         path = self._records.saved(record)
 
         def make(listener: Listener) -> Job:
-            job = Job(asked.model.instance, asked.request, listener=listener)
+            job = Job(asked.model.instance, asked.request, listener=listener, observers=[self._saver])
             saved.save(job, path)
             try:
                 self._records.add(record)
@@ -118,14 +118,24 @@ class Videos:
                 await self._change(record, status=FAILED, ended=time.time(), error=told(error)[1]["error"])
 
     def _restoring(self, record: Record, model: Model) -> Callable[[Listener], Job]:
-        return lambda listener: saved.restore(model.instance, self._records.saved(record), listener=listener)
+        path, observers = self._records.saved(record), [self._saver]
+        return lambda listener: saved.restore(model.instance, path, listener=listener, observers=observers)
 
     async def _begin(self, record: Record, make: Callable[[Listener], Job]) -> None:
-        """Queue the job and follow it to its end."""
+        """Queue the job, which is kept from its first step on, and follow it to its end."""
         seconds = None if record.deadline is None else max(0.0, record.deadline - time.time())
+        path = self._records.saved(record)
 
-        ticket = await self._jobs.start(make, priority=record.priority, seconds=seconds)
-        self._saver.keep(ticket.job, self._records.saved(record))
+        def made(listener: Listener) -> Job:
+            job = make(listener)
+            self._saver.keep(job, path)
+            return job
+
+        try:
+            ticket = await self._jobs.start(made, priority=record.priority, seconds=seconds)
+        except BaseException:
+            self._saver.drop(path)
+            raise
         self._tickets[record.id] = ticket
         self._following[record.id] = asyncio.create_task(self._follow(record, ticket))
 
@@ -135,7 +145,7 @@ class Videos:
             if not ticket.ended.is_set():
                 await self._change(record, status=IN_PROGRESS, started=time.time())
             end = await self._end(record, ticket)
-            self._saver.drop(ticket.job)
+            await asyncio.to_thread(self._saver.drop, self._records.saved(record))
             await self._change(record, **end, ended=time.time())
             await asyncio.to_thread(self._records.saved(record).unlink, missing_ok=True)
             ticket.progress = 100 if end["status"] == COMPLETED else ticket.progress
