@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from .. import __version__
 from ..card import Card, experts
@@ -22,6 +23,7 @@ from ..program import check, resolve
 from ..request import Request
 from .pixels import Media, frames
 from .result import Result
+from .trajectory import Trajectory
 
 Parameter = str | int | float | None
 
@@ -42,6 +44,11 @@ class Model:
     def card(self) -> Card:
         """The card as it runs: precision and sampler resolved."""
         return self.instance.card
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a hub's model, where a branch was named; None for a folder."""
+        return self.card.components[experts(self.card)[0]].revision or None
 
     def request(
         self,
@@ -88,8 +95,12 @@ class Model:
         (result,) = self.run_all([request], listener=listener)
         return result
 
-    def run_all(self, requests: Sequence[Request], *, listener: Listener | None = None) -> Iterator[Result]:
+    def run_all(
+        self, requests: Sequence[Request], *, listener: Listener | None = None, recorded: bool = False
+    ) -> Iterator[Result]:
         """Generate from complete requests of this model: results as they are done, in whichever order that is.
+
+        `recorded` ones have their trajectories.
 
         All are checked and queued before any runs, at once; if one cannot be, none is. Requests in `fixed` and
         `throughput` mode share calls. What ended a request is raised when the others are done.
@@ -101,22 +112,24 @@ class Model:
                 raise RequestError("the request is of another model", value=request.model, choices=(self.card.name,))
             check(self.card, request)
             with_noise(request, SOLVERS[sampler_of(self.card)].stepper)
-        scheduler, jobs = self.scheduler(), list[Job]()
+        scheduler, jobs, kept = self.scheduler(), list[Job](), dict[str, Trajectory]()
         try:
             for request in requests:
-                jobs.append(scheduler.submit(Job(self.instance, request, listener=listener)))
+                observers = [Trajectory()] if recorded else []
+                jobs.append(scheduler.submit(Job(self.instance, request, listener=listener, observers=observers)))
+                kept |= {jobs[-1].id: trajectory for trajectory in observers}
         except BaseException:
             self._abandon(scheduler, jobs)
             raise
-        return self._results(scheduler, jobs)
+        return self._results(scheduler, jobs, kept)
 
-    def _results(self, scheduler: Scheduler, jobs: Sequence[Job]) -> Iterator[Result]:
+    def _results(self, scheduler: Scheduler, jobs: Sequence[Job], kept: Mapping[str, Trajectory]) -> Iterator[Result]:
         failed: Exception | None = None
         try:
             for job in scheduler.ended(jobs):
                 failed = failed or job.error
                 if job.error is None:
-                    yield self.result(job)
+                    yield replace(self.result(job), trajectory=kept.get(job.id))
         finally:  # whoever stops listening wants no more of it
             self._abandon(scheduler, jobs)
         if failed is not None:
@@ -220,8 +233,7 @@ class Model:
         return {
             "loopwright": __version__,
             "model": self.source,
-            "revision": self.card.components[experts(self.card)[0]].revision
-            or None,  # the commit, where a branch was named
+            "revision": self.revision,
             "card": self.card.digest,
             "device": self.instance.binding.device,
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},

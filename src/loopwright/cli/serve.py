@@ -25,22 +25,35 @@ if TYPE_CHECKING:
     from ..serving.settings import Settings
 
 NAME, HELP = "serve", "serve models over HTTP, in OpenAI's shapes"
-_MODELS = ("device", "dtype", "memory", "graphs", "compile")
+_MODELS = ("revision", "device", "dtype", "memory", "graphs", "compile", "sampler", "lora")
+_OF_ONE = ("revision", "lora")
 _LIMITS = {"max_queue": "queue", "max_per_key": "concurrent", "max_pixels": "pixels", "max_body": "body"}
+_PATHS = ("folder", "keys", "tls_cert", "tls_key")
 FLAGS = (
+    Flag("revision", "branch, tag or commit of a hub name", group="models"),
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ...", group="models"),
     Flag("dtype", "precision of the generators, such as bfloat16", group="models"),
     Flag("memory", "auto, high (weights stay on the device) or low (they come when needed)", group="models"),
     Flag("graphs", "auto (always on CUDA), always or never: capture steps as CUDA graphs", group="models"),
     Flag("compile", "compile the generators' blocks", bool, "models"),
+    Flag("sampler", "another sampler than the models', such as euler", group="models"),
+    Flag(
+        "lora",
+        "an adapter of the generator, FILE:0.8 to scale it; may be given again; for one of two experts NAME=FILE",
+        group="models",
+        metavar="FILE",
+        many=True,
+    ),
     Flag("threads", "CPU threads", int, "models", "N"),
     Flag("host", "address to listen on; 127.0.0.1, this machine alone", group="access"),
     Flag("port", "port to listen on; 8000", int, "access", "N"),
     Flag("keys", "file of API keys' hashes; without it nobody needs a key", group="access", metavar="FILE"),
     Flag("new_key", "add a key of that name to --keys, print it and end", group="access", metavar="NAME"),
     Flag("anonymous", "listen beyond this machine although nobody needs a key", bool, "access"),
+    Flag("tls_cert", "certificate in PEM format: HTTPS instead of HTTP", group="access", metavar="FILE"),
+    Flag("tls_key", "its key in PEM format, without a passphrase", group="access", metavar="FILE"),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
-    Flag("save_seconds", "how often a job under way is saved; 3", float, "jobs", "N"),
+    Flag("save_seconds", "how often a job under way is saved; 0, after every step", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
     Flag("retain_seconds", "how long results are kept; a week", float, "jobs", "N"),
     Flag("retain_bytes", "how much of them is kept; 10 GiB", int, "jobs", "N"),
@@ -103,7 +116,7 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     from ..serving.settings import Limits, Settings
 
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    for name in ("folder", "keys"):
+    for name in _PATHS:
         if name in given:
             given[name] = Path(given[name]).expanduser().absolute()
     limits = Limits(**{name: given[flag] for flag, name in _LIMITS.items() if flag in given})
@@ -121,6 +134,9 @@ def _load(arguments: argparse.Namespace) -> "list[Model]":
         import torch
 
         torch.set_num_threads(arguments.threads)
+    for name in _OF_ONE:
+        if getattr(arguments, name) and len(arguments.models) > 1:
+            raise RequestError(f"--{name} is of one model, and several are named", remedy="serve that one by itself")
     store = Store(prices=cache_folder() / "prices")
     given = {name: value for name in _MODELS if (value := getattr(arguments, name)) is not None}
     models = [api.load(name, store=store, **given) for name in arguments.models]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api.model import Model, Parameter
+from ..api.model import Model, Parameter, sampler_of
 from ..card import experts
 from ..errors import RequestError
 from ..program import bind
@@ -17,6 +17,8 @@ from ..request import Frames, Request
 from .driver import Driver
 from .refusal import Refusal
 from .settings import Limits
+
+_ADAPTER = ("component", "digest", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,4 +126,12 @@ def _echo(model: Model, request: Request) -> dict[str, object]:
         "parameters": record,
         "card": model.card.digest,
         "weights": {name: model.instance.version(name) for name in experts(model.card)},
+        "revision": model.revision,
+        "sampler": sampler_of(model.card),
+        "lora": adapters(model),
     }
+
+
+def adapters(model: Model) -> list[dict[str, object]]:
+    """The model's, as clients hear of them: nothing of where their files lie."""
+    return [{name: use.record()[name] for name in _ADAPTER} for use in model.instance.adapters]

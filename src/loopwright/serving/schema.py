@@ -4,13 +4,18 @@ parameters(model, limits)["text_to_video"]["properties"]["height"]   # {"type": 
 """
 
 import types
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Union, get_args, get_origin, get_type_hints
 
 from ..api.model import Model, sampler_of
-from ..card import Card, experts, whole
+from ..backends.device import probe
+from ..backends.registry import ATTENTIONS, SETS, require
+from ..card import Card, Value, experts, whole
+from ..errors import BackendError
 from ..program import MAX_SEED
-from ..request import MODES, Request
+from ..request import ATTENTION, KERNELS, MODES, Request
+from .models import adapters
 from .settings import Limits
 
 _NAMES = {str: "string", int: "integer", float: "number", type(None): "null"}
@@ -26,35 +31,56 @@ def described(model: Model, limits: Limits) -> dict[str, object]:
         "created": 0,
         "owned_by": card.name.split("/")[0] if "/" in card.name else "local",
         "tasks": {task: {"inputs": list(program.inputs)} for task, program in card.programs.items()},
-        "parameters": parameters(card, limits),
+        "parameters": parameters(model, limits),
         "card": card.digest,
         "weights": {name: model.instance.version(name) for name in experts(card)},
         "dtypes": {name: c.dtype for name, c in card.components.items() if c.dtype},
         "device": model.instance.binding.device,
         "sampler": sampler_of(card),
-        "lora": [use.adapter.digest for use in model.instance.adapters],
+        "revision": model.revision,
+        "lora": adapters(model),
     }
 
 
-def parameters(card: Card, limits: Limits) -> dict[str, object]:
-    """A schema a task."""
-    return {task: _schema(card, task, limits) for task in card.programs}
+def parameters(model: Model, limits: Limits) -> dict[str, object]:
+    """A schema a task. `x-step` is the distance of values that can be made, from `minimum` on."""
+    bounds = _bounds(model.card, limits) | _kernels(model)
+    return {task: _schema(model.card.defaults[task], bounds) for task in model.card.programs}
 
 
-def _schema(card: Card, task: str, limits: Limits) -> dict[str, object]:
+def _schema(defaults: Mapping[str, Value], bounds: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     hints = get_type_hints(Request)
     names = [field.name for field in fields(Request) if field.name not in _APART]
-    properties = {name: _property(card, task, name, hints[name], limits) for name in names}
+    properties = {name: _property(name, hints[name], defaults, bounds.get(name, {})) for name in names}
     return {"type": "object", "properties": properties, "required": ["prompt"], "additionalProperties": False}
 
 
-def _property(card: Card, task: str, name: str, hint: object, limits: Limits) -> dict[str, object]:
+def _property(
+    name: str, hint: object, defaults: Mapping[str, Value], bounds: Mapping[str, object]
+) -> dict[str, object]:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     named = [_NAMES[kind] for kind in kinds]  # type: ignore[index]
     found: dict[str, object] = {"type": named[0] if len(named) == 1 else named}
-    if name in card.defaults[task]:
-        found["default"] = card.defaults[task][name]
-    return found | _bounds(card, limits).get(name, {})
+    if name in defaults:
+        found["default"] = defaults[name]
+    return {**found, **bounds}
+
+
+def _kernels(model: Model) -> dict[str, dict[str, object]]:
+    """What runs on the model's device in its precision."""
+    binding = model.instance.binding
+
+    def runs(**choice: str) -> bool:
+        try:
+            require(probe(binding.device), binding.precision, **choice)
+        except BackendError:
+            return False
+        return True
+
+    return {
+        "attention": {"enum": [name for name in ATTENTIONS if runs(attention=name)], "default": ATTENTION},
+        "kernels": {"enum": [name for name in SETS if runs(kernels=name)], "default": KERNELS},
+    }
 
 
 def _bounds(card: Card, limits: Limits) -> dict[str, dict[str, object]]:
@@ -67,7 +93,7 @@ def _bounds(card: Card, limits: Limits) -> dict[str, dict[str, object]]:
         "negative_prompt": {"maxLength": limits.prompt},
         "height": dict(size),
         "width": dict(size),
-        "num_frames": {"minimum": 1, "description": f"a multiple of {stride} plus 1"},
+        "num_frames": {"minimum": 1, "x-step": stride, "description": f"a multiple of {stride} plus 1"},
         "num_inference_steps": dict(steps),
         "guidance_scale": dict(scale),
         "guidance_scale_2": dict(scale),

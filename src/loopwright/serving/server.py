@@ -1,6 +1,6 @@
 """A service on a port, until it is told to stop.
 
-    sock = listen(settings)                        # refuses a port that is taken, before any weight is read
+    sock = listen(settings)                        # refuses a port or a certificate before any weight is read
     run(Service(models, settings), sock)
 
 SIGTERM and SIGINT drain: no new work, streams end, requests under way get `drain_seconds`, jobs are saved.
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from ..errors import RequestError, StateError
+from . import tls
 from .app import create_app
 from .service import Service
 from .settings import Settings
@@ -45,6 +46,8 @@ class Server(uvicorn.Server):
 
 def listen(settings: Settings) -> socket.socket:
     """The socket, listening. Raises RequestError."""
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls.require(settings.tls_cert, settings.tls_key)
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
@@ -65,6 +68,8 @@ def server_of(service: Service) -> Server:
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=round(service.settings.drain_seconds),
         ws="none",
+        ssl_certfile=service.settings.tls_cert,
+        ssl_keyfile=service.settings.tls_key,
     )
     return Server(config)
 
@@ -86,7 +91,8 @@ async def _serve(service: Service, sock: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     host, port = sock.getsockname()[:2]
-    server.announcement = f"serving {', '.join(service.models.named)} on http://{host}:{port}/v1"
+    scheme = "http" if service.settings.tls_cert is None else "https"
+    server.announcement = f"serving {', '.join(service.models.named)} on {scheme}://{host}:{port}/v1"
     await server.serve(sockets=[sock])
 
 

@@ -66,8 +66,9 @@ class Settings:
         folder: jobs and results; a server has it to itself.
         keys: the file of API keys' hashes; None asks for no key.
         anonymous: whether to listen beyond this machine without keys.
+        tls_cert, tls_key: files in PEM format; with both, HTTPS alone is spoken.
         retain_seconds, retain_bytes: how long results are kept, and how much of them.
-        save_seconds: how often a job under way is saved; the end of a stage saves as well.
+        save_seconds: how often a job under way is saved, 0 for every step; the end of a stage saves as well.
         health_seconds: how long the outcome of a health check is good for.
         drain_seconds: how long requests that wait for their answer may take to finish when the server stops.
     """
@@ -77,11 +78,13 @@ class Settings:
     folder: Path = field(default_factory=lambda: cache_folder() / "serving")
     keys: Path | None = None
     anonymous: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     policy: str = "fifo"
     limits: Limits = field(default_factory=Limits)
     retain_seconds: float = 7 * 86400.0
     retain_bytes: int = 10 * 2**30
-    save_seconds: float = 3.0
+    save_seconds: float = 0.0
     health_seconds: float = 5.0
     drain_seconds: float = 20.0
 
@@ -90,6 +93,9 @@ class Settings:
             raise RequestError("unknown policy", value=self.policy, choices=POLICIES)
         if not 0 < self.port < 65536:
             raise RequestError("a port lies between 1 and 65535", value=self.port)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, lacking = ("--tls-cert", "--tls-key") if self.tls_cert else ("--tls-key", "--tls-cert")
+            raise RequestError(f"{given} needs its other half", remedy=f"give {lacking} too, or neither")
         if not self.local and self.keys is None and not self.anonymous:
             raise RequestError(
                 "others could use this server without a key, if it listens on",

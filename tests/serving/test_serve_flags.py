@@ -1,0 +1,80 @@
+"""What `serve` is told of its models, as its clients see it."""
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+import tiny
+from loopwright.cli import main
+from loopwright.serving.app import create_app
+from lora_files import written
+
+SMALL = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 2, "seed": 3, "num_frames": 5}
+
+
+@pytest.fixture
+def serve(checkpoint, tmp_path, monkeypatch):
+    """`serve(*flags)`: the listing and a video's parameters, as a server with those flags tells them."""
+    monkeypatch.setattr("loopwright.cli.chatter._hush", lambda: None)
+
+    def run(*flags: str) -> tuple[dict, dict]:
+        told = []
+
+        def asked(service, sock) -> None:
+            with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
+                told.append(client.get("/v1/models").json()["data"][0])
+                told.append(client.post("/v1/videos", json=SMALL | {"dry_run": True}).json())
+
+        monkeypatch.setattr("loopwright.serving.server.run", asked)
+        assert main(["serve", str(checkpoint("t2v")), "--folder", str(tmp_path), "--device", "cpu", *flags]) == 0
+        return told[0], told[1]
+
+    return run
+
+
+def test_sampler_and_adapters_are_told_with_every_answer(serve, checkpoint, tmp_path):
+    file = written(tmp_path / "a.safetensors", tiny.reference(checkpoint("t2v"), "t2v").transformer)
+    listed, answer = serve("--sampler", "unipc", "--lora", f"{file}:0.5")
+    for told in (listed, answer):
+        assert (told["sampler"], told["revision"]) == ("unipc", None)
+        (adapter,) = told["lora"]
+        assert (adapter["component"], adapter["scale"]) == ("transformer", 0.5)
+        assert re.fullmatch("[0-9a-f]+", adapter["digest"])
+    plain, _ = serve("--port", "8001")
+    assert (plain["sampler"], plain["lora"]) == ("euler", [])
+    assert plain["card"] != listed["card"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sampler", "heun"), "unknown sampler: 'heun'; choices: euler, unipc"),
+        (("--revision", "v1"), "a local folder has no revisions: 'v1'"),
+        (("--lora", "nowhere.safetensors"), "nowhere.safetensors"),
+        (("{folder}", "--lora", "a.safetensors"), "--lora is of one model, and several are named"),
+        (("--tls-cert", "cert.pem"), "--tls-cert needs its other half; give --tls-key too, or neither"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(flags, message, checkpoint, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("loopwright.cli.chatter._hush", lambda: None)
+    folder = str(checkpoint("t2v"))
+    assert main(["serve", folder, *(flag.format(folder=folder) for flag in flags), "--folder", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_schema_names_what_runs_here_and_can_be_made(server):
+    (listed,) = server.http.get("/v1/models").json()["data"]
+    properties = listed["parameters"]["text_to_video"]["properties"]
+
+    def taken(name: str, values: tuple) -> list:
+        asked = {value: SMALL | {name: value, "dry_run": True} for value in values}
+        return [value for value, body in asked.items() if server.http.post("/v1/videos", json=body).status_code == 200]
+
+    attention, kernels, frames = properties["attention"], properties["kernels"], properties["num_frames"]
+    assert attention["enum"] == taken("attention", ("sdpa", "math", "flash", "cudnn", "fa3"))
+    assert kernels["enum"] == taken("kernels", ("plain", "fused"))
+    assert (attention["default"], kernels["default"]) == ("sdpa", "plain")
+    made = taken("num_frames", tuple(range(1, 12)))
+    assert made == list(range(frames["minimum"], 12, frames["x-step"]))
