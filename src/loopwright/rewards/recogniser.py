@@ -1,0 +1,133 @@
+"""Recognises one line of text in a picture: PP-OCR's recogniser, called directly on onnxruntime.
+
+    recogniser = Recogniser()
+    recogniser.read(pictures)                       # ["lamp", ...] for uint8 pictures [H, W, 3]
+    for places, probabilities in recogniser.batches(pictures): ...
+
+Where the text lies is told by its contrast with the border's colour; the package's own detector is neither needed nor
+as fast. Pictures are batched with those of equal width alone, so that nobody's score depends on who else is in a call.
+Needs the `ocr` extra, which brings the weights. Deliberately absent: several lines in one picture.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..errors import BackendError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Picture = NDArray[np.uint8]
+Probabilities = NDArray[np.float32]
+BLANK = 0
+_WEIGHTS = Path("models") / "PP-OCRv6_rec_small.onnx"
+_HEIGHT, _GRAIN, _BATCH = 48, 32, 32  # pixels, pixels, pictures
+_CONTRAST, _MARGIN = 0.25, 2  # of full scale, pixels
+
+
+class Recogniser:
+    """PP-OCRv6 (small), with its alphabet. Weights are read at the first use; several threads may use one."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._path, self._threads = _weights(), threads
+
+    def read(self, pictures: Sequence[Picture]) -> list[str]:
+        """What each picture says, "" where nothing stands out."""
+        texts = [""] * len(pictures)
+        for places, probabilities in self.batches(pictures):
+            for place, best in zip(places, probabilities.argmax(axis=-1), strict=True):
+                texts[place] = self._text(best)
+        return texts
+
+    def batches(self, pictures: Sequence[Picture]) -> Iterator[tuple[list[int], Probabilities]]:
+        """Places of pictures, and what their columns say: [N, columns, letters], each a distribution, 0 the blank.
+
+        A picture in which nothing stands out is in no batch.
+        """
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        lines = [line(picture) for picture in pictures]
+        for place, found in enumerate(lines):
+            if found is not None:
+                groups[-found.width // _GRAIN * -_GRAIN].append(place)
+        for width, places in groups.items():
+            for start in range(0, len(places), _BATCH):
+                some = places[start : start + _BATCH]
+                batch = _batch([found for place in some if (found := lines[place]) is not None], width)
+                yield some, self._session.run(None, {"x": batch})[0]
+
+    @cached_property
+    def letters(self) -> dict[str, int]:
+        """The alphabet: which of a column's numbers is whose."""
+        listed = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
+        return {letter: index for index, letter in enumerate([*listed, " "], start=BLANK + 1)}
+
+    @cached_property
+    def _signs(self) -> list[str]:
+        return ["", *self.letters]
+
+    def _text(self, best: NDArray[np.int64]) -> str:
+        """Repeated signs are one, and blanks none."""
+        kept = [int(b) for a, b in zip([BLANK, *best[:-1]], best, strict=True) if b not in (BLANK, a)]
+        return "".join(self._signs[index] for index in kept)
+
+    @cached_property
+    def _session(self) -> "InferenceSession":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        return onnxruntime.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+
+
+def line(picture: Picture) -> Image.Image | None:
+    """The part that stands out from the border's colour, as high as the recogniser wants it; None where none does."""
+    found = place(contrast(picture))
+    if found is None:
+        return None
+    part = Image.fromarray(picture[found])
+    return part.resize((max(round(part.width * _HEIGHT / part.height), 8), _HEIGHT), Image.Resampling.BICUBIC)
+
+
+def contrast(picture: Picture) -> NDArray[np.float32]:
+    """How far each pixel is from the border's median colour, 0..1: [H, W]."""
+    border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+    difference = np.abs(picture.astype(np.float32) - np.median(border, axis=0).astype(np.float32))
+    return np.asarray(difference.max(axis=-1) / 255, np.float32)
+
+
+def place(distance: NDArray[np.float32]) -> tuple[slice, slice] | None:
+    """Rows and columns of what stands out, with a margin; None where nothing does."""
+    rows, columns = (np.flatnonzero((distance > _CONTRAST).any(axis=axis)) for axis in (1, 0))
+    if len(rows) == 0:
+        return None
+    top, left = (max(int(ends[0]) - _MARGIN, 0) for ends in (rows, columns))
+    return slice(top, int(rows[-1]) + 1 + _MARGIN), slice(left, int(columns[-1]) + 1 + _MARGIN)
+
+
+def _batch(lines: Sequence[Image.Image], width: int) -> NDArray[np.float32]:
+    """BGR in -1..1, filled up with zeros on the right: [N, 3, 48, width]."""
+    batch = np.zeros((len(lines), 3, _HEIGHT, width), np.float32)
+    for row, found in zip(batch, lines, strict=True):
+        row[:, :, : found.width] = (np.asarray(found, np.float32)[..., ::-1] / 127.5 - 1).transpose(2, 0, 1)
+    return batch
+
+
+def _weights() -> Path:
+    """The file that `rapidocr` brings. Raises BackendError where it or onnxruntime is not installed."""
+    package = find_spec("rapidocr")
+    if package is None or package.origin is None or find_spec("onnxruntime") is None:
+        raise BackendError("reading text needs rapidocr and onnxruntime", remedy="pip install 'loopwright[ocr]'")
+    path = Path(package.origin).parent / _WEIGHTS
+    if not path.is_file():
+        raise BackendError(
+            "this rapidocr brings no PP-OCRv6 recogniser", value=str(path), remedy="install rapidocr 3.10"
+        )
+    return path
