@@ -1,6 +1,7 @@
 """Stochastic samplers through the engine: what a rollout draws, that it repeats, and that training can recompute it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,9 +12,7 @@ from loopwright.engine.job import Job
 from loopwright.engine.saved import restore, save
 from loopwright.engine.scheduler import Scheduler
 from loopwright.errors import RequestError
-from loopwright.loop import Unit
-from loopwright.loops.denoise import transition
-from loopwright.sampling.stochastic import STEPPERS, log_prob
+from loopwright.sampling.stochastic import STEPPERS
 from support import media_for, relative, run, same
 
 SMALL = media_for("t2v") | {"num_inference_steps": 4, "output": "latents"}
@@ -24,62 +23,56 @@ def model(checkpoint):
     return loopwright.load(checkpoint("t2v"), device="cpu", sampler="flow_sde")
 
 
-class Recorded:
-    """Each denoising step of a rollout: the step, and what it gave."""
-
-    def __init__(self):
-        self.steps, self.handles = [], {}
-
-    def on_step(self, job, step, key, result):
-        if step.unit is Unit.DENOISE:
-            self.steps.append((step, result.tensors))
-            self.handles = {name: (job.slots[ref.slot],) for name, ref in step.handles.items()}
-
-
 def rollout(model, **changes):
-    recorded = Recorded()
-    job = Job(model.instance, model.request("a red fox", **SMALL | changes), observers=[recorded])
-    while not job.ended:
-        job.step()
-    assert job.error is None
-    return job, recorded
+    """The moves of a request."""
+    (result,) = model.run_all([model.request("a red fox", **SMALL | changes)], recorded=True)
+    return result.trajectory.moves
 
 
-def recomputed(model, recorded, index):
-    step, result = recorded.steps[index]
-    with model.instance.using(step.uses) as parts:
-        mean, std = transition(parts, **step.tensors, **recorded.handles, **step.static)
-    return log_prob(result["latents"], mean, std)
+def recomputed(model, moves, index, known="sample"):
+    """The log-prob of a recorded step by the step's own op, of its sample, or wrongly of its noise."""
+    move = moves[index]
+    given = {name: tensor for name, tensor in move.rows.items() if name != "noise"}
+    given[known] = move.after if known == "sample" else move.rows["noise"]
+    lent = {name: (tensor,) for name, tensor in move.lent.items()}
+    with model.instance.using((move.static["model"],)) as parts:
+        return move.op(parts, **given, **lent, **move.static)["log_prob"]
 
 
 @pytest.mark.parametrize("stepper", STEPPERS)
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 def test_log_probs_recomputed_from_the_record_are_the_rollouts_bit_for_bit(checkpoint, stepper, scale):
     model = loopwright.load(checkpoint("t2v"), device="cpu", sampler=stepper)
-    _, recorded = rollout(model, guidance_scale=scale)
+    moves = rollout(model, guidance_scale=scale)
     with torch.no_grad():
-        for index, (_, result) in enumerate(recorded.steps):
-            assert torch.equal(recomputed(model, recorded, index), result["log_prob"])
-    values = [result["log_prob"].item() for _, result in recorded.steps]
+        for index, move in enumerate(moves):
+            assert torch.equal(recomputed(model, moves, index), move.log_prob)
+    values = [move.log_prob.item() for move in moves]
     assert all(value != 0 for value in values[:-1]) and values[-1] == 0
 
 
-def test_the_log_probs_gradient_is_that_of_finite_differences(checkpoint):
-    model = loopwright.load(checkpoint("t2v"), device="cpu", sampler="flow_sde")
-    _, recorded = rollout(model, guidance_scale=1.0)
-    network = model.instance.part("transformer")
-    weight = network.proj_out.weight.requires_grad_(True)
-    recomputed(model, recorded, 1).sum().backward()
-    direction = weight.grad / weight.grad.norm()
-    slope = (weight.grad * direction).sum().item()
-    assert slope > 0
+def slopes(model, moves, known):
+    """How the log-prob changes along its gradient at the sample: by the gradient of it, and by finite differences."""
+    weight = model.instance.part("transformer").proj_out.weight.requires_grad_(True)
+    (towards,) = torch.autograd.grad(recomputed(model, moves, 1).sum(), weight)
+    direction = towards / towards.norm()
+    (gradient,) = torch.autograd.grad(recomputed(model, moves, 1, known).sum(), weight)
     moved = []
     with torch.no_grad():
         for sign in (1, -1):
             weight += sign * 1e-2 * direction
-            moved.append(recomputed(model, recorded, 1).double().sum().item())
+            moved.append(recomputed(model, moves, 1).double().sum().item())
             weight -= sign * 1e-2 * direction
-    assert (moved[0] - moved[1]) / 2e-2 == pytest.approx(slope, rel=2e-2)
+    return (gradient * direction).sum().item(), (moved[0] - moved[1]) / 2e-2
+
+
+def test_the_log_probs_gradient_is_that_of_finite_differences_and_noise_in_the_samples_place_has_none(checkpoint):
+    model = loopwright.load(checkpoint("t2v"), device="cpu", sampler="flow_sde")
+    moves = rollout(model, guidance_scale=1.0)
+    gradient, difference = slopes(model, moves, "sample")
+    assert gradient > 0 and gradient == pytest.approx(difference, rel=2e-2)
+    gradient, difference = slopes(model, moves, "noise")
+    assert abs(gradient) < 1e-5 * difference
 
 
 def test_without_noise_the_latents_are_eulers_bit_for_bit(checkpoint, model):
@@ -90,8 +83,8 @@ def test_without_noise_the_latents_are_eulers_bit_for_bit(checkpoint, model):
 
 
 def test_a_window_draws_in_its_steps_alone(model):
-    _, recorded = rollout(model, noise_start=1, noise_steps=2)
-    assert [bool(result["log_prob"]) for _, result in recorded.steps] == [False, True, True, False]
+    moves = rollout(model, noise_start=1, noise_steps=2)
+    assert [bool(move.log_prob) for move in moves] == [False, True, True, False]
 
 
 def test_noise_is_of_the_seed_and_the_step_whoever_shares_the_call(model):
@@ -135,3 +128,36 @@ def test_a_sampler_without_noise_refuses_it_and_a_stochastic_one_says_what_it_ta
         euler.request("a", **SMALL, noise_level=0.7)
     request = model.request("a", **SMALL)
     assert (request.noise_level, request.noise_start, request.noise_steps) == (0.7, 0, 3)
+
+
+def test_a_recorded_request_is_the_plain_one_with_its_moves_end_to_end(model):
+    request = model.request("a red fox", **SMALL)
+    (plain,), (recorded,) = (list(model.run_all([request], recorded=kept)) for kept in (False, True))
+    assert plain.trajectory is None and torch.equal(plain.latents, recorded.latents)
+    moves = recorded.trajectory.moves
+    assert len(moves) == 4 and torch.equal(moves[-1].after, recorded.latents)
+    assert all(ahead.rows["latents"] is move.after for move, ahead in pairwise(moves))
+    assert {move.versions["transformer"] for move in moves} == {1}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_requests_recorded_in_shared_calls_are_recomputed_at_as_many_rows_bit_for_bit(model, rows):
+    """With gradients, as training computes: the ratio to the rollout is exactly 1."""
+    fixed = {"mode": "fixed", "rows": rows, "guidance_scale": 1.0}
+    requests = [model.request("a red fox", **SMALL | fixed | {"seed": seed}) for seed in range(4)]
+    results = list(model.run_all(requests, recorded=True))
+    assert len({id(result.trajectory.moves[0].lent["text"]) for result in results}) == 1  # encoded once
+    network = model.instance.part("transformer").requires_grad_(True)
+    try:
+        moves = [result.trajectory.moves[1] for result in results]
+        for first in range(0, 4, rows):
+            part = moves[first : first + rows]
+            given = {name: torch.cat([move.rows[name] for move in part]) for name in ("latents", "row")}
+            given["sample"] = torch.cat([move.after for move in part])
+            lent = {name: (torch.cat([move.lent[name] for move in part]),) for name in part[0].lent}
+            found = part[0].op({"transformer": network}, **given, **lent, **part[0].static)["log_prob"]
+            assert found.requires_grad
+            ratio = (found - torch.cat([move.log_prob for move in part])).exp()
+            assert torch.equal(ratio, torch.ones(rows))
+    finally:
+        network.requires_grad_(False)

@@ -115,9 +115,11 @@ class Model:
         scheduler, jobs, kept = self.scheduler(), list[Job](), dict[str, Trajectory]()
         try:
             for request in requests:
-                observers = [Trajectory()] if recorded else []
+                trajectory = Trajectory()
+                observers = [trajectory] if recorded else []
                 jobs.append(scheduler.submit(Job(self.instance, request, listener=listener, observers=observers)))
-                kept |= {jobs[-1].id: trajectory for trajectory in observers}
+                if recorded:
+                    kept[jobs[-1].id] = trajectory
         except BaseException:
             self._abandon(scheduler, jobs)
             raise

@@ -13,6 +13,7 @@ from ..errors import MediaError, RequestError
 from ..files import replacing
 from ..request import Request
 from .pixels import Pixels
+from .trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Result:
     """What was generated, and all that is needed to repeat it.
 
     `latents` float32 [1, C, T, H, W] on the model's device; `video` uint8 [T, H, W, 3], None if only latents were
-    asked for; `request` is fully resolved; `record` is what saved files carry.
+    asked for; `request` is fully resolved; `record` is what saved files carry; `trajectory` is there if it
+    was recorded.
     """
 
     request: Request
@@ -28,6 +30,7 @@ class Result:
     video: Pixels | None
     seconds: float
     record: Mapping[str, object]
+    trajectory: Trajectory | None = None
 
     @property
     def image(self) -> Pixels:

@@ -87,7 +87,7 @@ def denoise_step(
     """One step of one expert: latents float32 [B, C, T, H, W] at a row's sigma -> at the next.
 
     `more` holds the solver's history or a stochastic one's noise (tensors) and the family's conditioning (handles),
-    passed on to `velocity`.
+    passed on to `velocity`. Training gives the recorded `sample` in place of the noise, and differentiates `log_prob`.
     """
     history = {name: item for name, item in more.items() if isinstance(item, torch.Tensor)}
     conditioning = {name: item for name, item in more.items() if isinstance(item, tuple)}
@@ -95,32 +95,6 @@ def denoise_step(
     v = forward.guided(latents, row, text, negative, guidance)
     after, remembered = update_of(solver, kernels)(latents, v, history, row[:, 2:])
     return {"latents": after, "finite": finite(after), **remembered}
-
-
-def transition(
-    parts: Mapping[str, torch.nn.Module],
-    *,
-    latents: torch.Tensor,
-    row: torch.Tensor,
-    text: Handle,
-    negative: Handle = (),
-    model: str,
-    velocity: Velocity,
-    solver: str,
-    guidance: Guidance,
-    attention: str = ATTENTION,
-    kernels: str = KERNELS,
-    **more: torch.Tensor | Handle,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean [B, ...] and standard deviation [B, 1, ...] of a stochastic step, of that step's own arguments.
-
-    What `denoise_step` samples from, by the same functions: training holds a recorded sample against them.
-    """
-    assert SOLVERS[solver].stepper, f"{solver} is no stochastic sampler"
-    conditioning = {name: item for name, item in more.items() if isinstance(item, tuple)}
-    forward = Forward(parts[model], velocity, attention, kernels, conditioning)
-    v = forward.guided(latents, row, text, negative, guidance)
-    return stochastic.mean_std(latents, v, row[:, 2:])
 
 
 @dataclass(frozen=True, slots=True)

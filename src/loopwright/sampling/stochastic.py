@@ -1,9 +1,8 @@
 """Stochastic steps of flow matching, and how likely a step was: what reinforcement learning samples with.
 
     table = stochastic_table("flow_sde", schedule.sigmas, levels)     # float64 [N, 3]: weights of x and v, deviation
-    x, found = stochastic_update(x, velocity, {"noise": z}, row)      # found["log_prob"] [B]
-    mean, std = mean_std(x, velocity, row)                            # for a sample that was recorded:
-    log_prob(y, mean, std)
+    y, found = stochastic_update(x, velocity, {"noise": z}, row)      # found["log_prob"] [B]
+    _, found = stochastic_update(x, velocity, {"sample": y}, row)     # of what was drawn before; found["mean"], too
 
 Each stepper is linear in the latents, the velocity and the noise, so a step reads three numbers and one update serves
 all; at noise level 0 it is Euler's step. The noise is an input: who draws it decides what repeats. A rollout and its
@@ -80,10 +79,23 @@ def mean_std(x: torch.Tensor, velocity: torch.Tensor, row: torch.Tensor) -> tupl
 def stochastic_update(
     x: torch.Tensor, velocity: torch.Tensor, history: History, row: torch.Tensor
 ) -> tuple[torch.Tensor, History]:
-    """A step with the history's `noise` [B, ...]; beside the sample its `log_prob` [B]."""
+    """A step with the history's `noise` [B, ...]; beside the sample its `log_prob` [B].
+
+    With a recorded `sample` [B, ...] instead, that sample, its `log_prob` and the step's `mean` [B, ...].
+    """
     mean, std = mean_std(x, velocity, row)
+    if "sample" in history:
+        return history["sample"], {"log_prob": log_prob(history["sample"], mean, std), "mean": mean}
     sample = mean + std * history["noise"]
     return sample, {"log_prob": log_prob(sample, mean, std)}
+
+
+def divergence(mean: torch.Tensor, other: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """KL between two Gaussians of a step's deviation, averaged over the elements as `log_prob` is, [B]; 0 at no noise."""
+    std = column(row, 2, mean)
+    drawn = std > 0
+    each = (mean - other).square() / (2 * torch.where(drawn, std, torch.ones_like(std)).square())
+    return torch.where(drawn, each, torch.zeros_like(each)).flatten(1).mean(1)
 
 
 def log_prob(sample: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
