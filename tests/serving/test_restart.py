@@ -1,15 +1,12 @@
-"""A server's process ends, asked or not: the next one on its folder finishes every job, as if nothing had been."""
+"""A server is asked to end: the next one on its folder finishes every job, as if nothing had been."""
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-from live import SMALL, Running, free_port, served
+from live import SMALL, Running, served
+from processes import Process, serving
 
 import loopwright
 from loopwright.engine.instance import Store
@@ -26,37 +23,11 @@ REQUESTS = [
 ]
 
 
-class Process:
-    """A server of its own, on a folder."""
-
-    def __init__(self, source: Path, folder: Path) -> None:
-        port = free_port()
-        command = [sys.executable, "-m", "loopwright", "serve", str(source), "--port", str(port)]
-        flags = ["--folder", str(folder), "--device", "cpu", "--save-seconds", "0", "--threads", "1"]
-        path = str(Path(loopwright.__file__).parents[1])
-        self.process = subprocess.Popen([*command, *flags], env={**os.environ, "PYTHONPATH": path},
-                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-
-    def wait(self) -> None:
-        """Until it serves."""
-        for line in self.process.stderr:
-            if line.startswith("serving "):
-                return
-        raise AssertionError(f"the server ended with {self.process.wait()}")
-
-
 @pytest.fixture
 def process(checkpoint, tmp_path) -> Iterator[Process]:
     """A server on the test's folder."""
-    started = Process(checkpoint("t2v"), tmp_path)
-    try:
-        started.wait()
+    with serving(checkpoint("t2v"), tmp_path) as started:
         yield started
-    finally:
-        started.process.kill()
-        started.process.communicate()
-        started.http.close()
 
 
 def submit(http: httpx.Client) -> list[str]:
@@ -97,19 +68,6 @@ def first_step(running: Running, video: str) -> int:
     """The step of denoising that this server began the video with."""
     events = running.service.videos._tickets[video].events
     return next(event["step"] for event in events if event["type"] == "step" and event["stage"] == "denoise")
-
-
-def test_killed_in_the_middle_of_jobs_the_next_server_finishes_each_once_with_the_same_bytes(
-    process, checkpoint, undisturbed, tmp_path
-):
-    videos = submit(process.http)
-    until_under_way(process.http, videos[1])
-    process.process.send_signal(signal.SIGKILL)
-    assert process.process.wait() == -signal.SIGKILL
-    with served(checkpoint("t2v"), folder=tmp_path) as running:
-        assert finish(running, videos) == undisturbed
-        assert first_step(running, videos[1]) >= 7
-        assert videos[0] not in running.service.videos._tickets
 
 
 def test_asked_to_stop_a_server_saves_what_is_under_way_and_ends_cleanly(process, checkpoint, undisturbed, tmp_path):
