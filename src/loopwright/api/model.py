@@ -143,11 +143,12 @@ class Model:
             job.cancel()
         scheduler.run()
 
-    def scheduler(self, *, policy: str = "fifo", rows: int = 32) -> Scheduler:
+    def scheduler(self, *, policy: str = "fifo", rows: int = 32, execute: Executor | None = None) -> Scheduler:
         """A scheduler for requests of this model and of others that share its store and device.
 
-        `policy` is one of `engine.policy.POLICIES`, `rows` bounds a call in throughput mode. On CUDA requests begin
-        when there is memory for them, and what is idle makes room for one that would fail.
+        `policy` is one of `engine.policy.POLICIES`, `rows` bounds a call in throughput mode, `execute` stands for the
+        model's own. On CUDA requests begin when there is memory for them, and what is idle makes room for one that
+        would fail.
         """
         if policy not in POLICIES:
             raise RequestError("unknown policy", value=policy, choices=POLICIES)
@@ -162,7 +163,7 @@ class Model:
             prices=store.prices(device),
             ledger=ledger,
             need=lambda job: sizes.need(job.model, job.request),
-            execute=self.execute,
+            execute=self.execute if execute is None else execute,
             relief=self._relief,
             rows=rows,
         )

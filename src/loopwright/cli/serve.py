@@ -45,6 +45,7 @@ FLAGS = (
         many=True,
     ),
     Flag("threads", "CPU threads", int, "models", "N"),
+    Flag("log_format", "text, or json: an object a line on stderr", group="access"),
     Flag("host", "address to listen on; 127.0.0.1, this machine alone", group="access"),
     Flag("port", "port to listen on; 8000", int, "access", "N"),
     Flag("keys", "file of API keys' hashes; without it nobody needs a key", group="access", metavar="FILE"),
@@ -105,7 +106,7 @@ def _new_key(arguments: argparse.Namespace) -> int:
 
 def _require_serving() -> None:
     """Raise RequestError where the packages of a server are not installed."""
-    for name in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+    for name in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "opentelemetry"):
         if find_spec(name) is None:
             raise RequestError(
                 "serving needs a package that is not installed", value=name, remedy='pip install "loopwright[serve]"'

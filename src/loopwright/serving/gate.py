@@ -7,7 +7,6 @@ loopback address a foreign `Host`.
 """
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -16,11 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from opentelemetry.trace import Span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from . import tracing
 from .keys import Keys
+from .logs import FIELDS, about
 from .metrics import Metrics
 from .refusal import Refusal, told
 from .settings import Limits, Settings
@@ -47,9 +49,16 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, begun, status = Headers(scope=scope), time.perf_counter(), GONE
+        headers = Headers(scope=scope)
         name = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = name
+        with about(name), tracing.request_span(_method(scope), headers) as span:
+            await self._handle(scope, receive, send, headers=headers, name=name, span=span)
+
+    async def _handle(
+        self, scope: Scope, receive: Receive, send: Send, *, headers: Headers, name: str, span: Span
+    ) -> None:
+        begun, status = time.perf_counter(), GONE
+        scope.setdefault("state", {})
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -76,7 +85,7 @@ class Gate:
                 code, answer, more = told(error)
                 await JSONResponse(answer, code, more)(scope, receive, sending)
         finally:
-            self._note(scope, name, status, time.perf_counter() - begun)
+            self._note(scope, status, time.perf_counter() - begun, span)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Raise Refusal for who may not ask."""
@@ -106,21 +115,21 @@ class Gate:
             raise Refusal("give a valid API key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
         return owner
 
-    def _note(self, scope: Scope, name: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
+    def _note(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
+        route, method, path = getattr(scope.get("route"), "path", "none"), _method(scope), scope["path"][:200]
+        tracing.answered(span, method, route, status)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)
         line = {
-            "at": round(time.time(), 3),
-            "request_id": name,
             "method": method,
-            "path": scope["path"][:200],
+            "path": path,
             "status": status,
             "seconds": round(seconds, 6),
             "owner": scope["state"].get("owner"),
         }
-        _log.info(json.dumps(line))
+        if (trace := tracing.trace_of(span)) is not None:
+            line["trace_id"] = trace
+        _log.info("%s %r %s in %.3f s", method, path, status, seconds, extra={FIELDS: line})
 
 
 @dataclass(slots=True)
@@ -161,6 +170,11 @@ class _Body:
 
 def _too_large(limits: Limits) -> Refusal:
     return Refusal(f"the body is too large; at most {limits.body} bytes", status=413, code="body_too_large")
+
+
+def _method(scope: Scope) -> str:
+    """One of a few, whatever a client calls it."""
+    return str(scope["method"]) if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
 
 
 def _request_id(headers: Headers) -> str:

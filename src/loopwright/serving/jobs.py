@@ -17,8 +17,9 @@ from ..api.model import Model
 from ..engine.job import Job, Listener
 from .driver import Driver
 from .metrics import Metrics
-from .refusal import Refusal
+from .refusal import Refusal, code_of
 from .ticket import Ticket
+from .tracing import JobSpans
 
 T = TypeVar("T")
 _ENCODERS = 2
@@ -37,12 +38,17 @@ class Jobs:
     ) -> Ticket:
         """Make a job and queue it; it is cancelled if it has not ended in so many seconds."""
         loop = asyncio.get_running_loop()
-        ticket = Ticket(loop)
+        ticket, spans = Ticket(loop), JobSpans(loop)
         due = None if seconds is None else time.perf_counter() + seconds
 
         def begin() -> None:
-            ticket.job = make(ticket.listen)
-            self.driver.submit(ticket.job, priority=priority, deadline=due)
+            try:
+                ticket.job = make(spans.also(ticket.listen))
+                spans.of(ticket.job)
+                self.driver.submit(ticket.job, priority=priority, deadline=due)
+            except BaseException as error:
+                spans.fail(error)
+                raise
 
         starting = asyncio.ensure_future(asyncio.to_thread(begin))
         try:
@@ -104,8 +110,14 @@ class Jobs:
         self.driver.cancel(ticket.job)
 
     def _count(self, ticket: Ticket) -> None:
-        job = ticket.job
-        status = job.status if job.ended else "cancelled"
-        self._metrics.jobs.labels(job.request.model, status).inc()
+        """What became of the job; one that has not ended is cancelled, because nobody waits for it any more."""
+        job, metrics = ticket.job, self._metrics
+        model, status = job.request.model, job.status if job.ended else "cancelled"
+        metrics.jobs.labels(model, status).inc()
+        if status == "cancelled":
+            reason = "deadline" if ticket.expired else "asked" if job.ended else "client_left"
+            metrics.cancels.labels(model, reason).inc()
+        if job.error is not None:
+            metrics.failures.labels(model, code_of(job.error)).inc()
         for stage, seconds in ticket.stage_seconds.items():
-            self._metrics.stages.labels(job.request.model, stage).observe(seconds)
+            metrics.stages.labels(model, stage).observe(seconds)

@@ -25,6 +25,7 @@ _CODES: dict[type[LoopwrightError], tuple[int, str]] = {
     StateError: (409, "state"),
     StaleError: (409, "stale"),
 }
+_OTHERWISE = (400, "invalid_request")
 _PARAMETERS = tuple(field.name for field in fields(Request))
 
 
@@ -45,14 +46,23 @@ class Refusal(Exception):
         self.headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))}
 
 
+def code_of(error: Exception) -> str:
+    """What kind of error it is, in a word."""
+    if isinstance(error, Refusal):
+        return error.code
+    if isinstance(error, LoopwrightError):
+        return _CODES.get(type(error), _OTHERWISE)[1]
+    return "internal"
+
+
 def told(error: Exception) -> Told:
     """Status, body and headers for an error. What is no fault of the request's is told without detail."""
     if isinstance(error, Refusal):
         return error.status, shape(str(error), error.status, error.code, error.param), error.headers
     if isinstance(error, LoopwrightError):
-        status, code = _CODES.get(type(error), (400, "invalid_request"))
-        return status, shape(str(error), status, code, _param(str(error))), {}
-    return 500, shape("something went wrong in the server; its log says what", 500, "internal"), {}
+        status = _CODES.get(type(error), _OTHERWISE)[0]
+        return status, shape(str(error), status, code_of(error), _param(str(error))), {}
+    return 500, shape("something went wrong in the server; its log says what", 500, code_of(error)), {}
 
 
 def shape(message: str, status: int, code: str, param: str | None = None) -> dict[str, object]:

@@ -7,7 +7,6 @@ SIGTERM and SIGINT drain: no new work, streams end, requests under way get `drai
 """
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from ..errors import RequestError, StateError
-from . import tls
+from . import logs, tls
 from .app import create_app
 from .service import Service
 from .settings import Settings
@@ -76,7 +75,7 @@ def server_of(service: Service) -> Server:
 
 def run(service: Service, sock: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT."""
-    _log_lines()
+    logs.write(service.settings.log_format)
     asyncio.run(_serve(service, sock))
 
 
@@ -94,13 +93,3 @@ async def _serve(service: Service, sock: socket.socket) -> None:
     scheme = "http" if service.settings.tls_cert is None else "https"
     server.announcement = f"serving {', '.join(service.models.named)} on {scheme}://{host}:{port}/v1"
     await server.serve(sockets=[sock])
-
-
-def _log_lines() -> None:
-    """A line of JSON a request, on stderr; what uvicorn warns of beside it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("loopwright.serving")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # warns of every broken form

@@ -45,13 +45,14 @@ class Service:
         self.records.sweep()
         read_weights(models)
         self._saver = Saver(settings.save_seconds)
-        scheduler = models[0].scheduler(policy=settings.policy)
+        self.metrics = Metrics(self._readings(models[0].instance))
+        execute = self.metrics.counting(models[0].execute)
+        scheduler = models[0].scheduler(policy=settings.policy, execute=execute)
         for model in models[1:]:
             ledger = model.instance.store.ledger(model.instance.binding.device)
             if ledger is not None:
                 model.instance.set_aside(ledger)
         self.driver = Driver(scheduler, between=self._saver)
-        self.metrics = Metrics(self._readings(models[0].instance))
         self.jobs = Jobs(self.driver, self.metrics)
         self.admission = Admission(self.limits, self.jobs.soonest)
         self.models = Models(models, self.driver, self.limits)
@@ -65,9 +66,9 @@ class Service:
         return {
             "requests_under_way": ("Images, videos and rollouts accepted and not ended", lambda: len(self.admission)),
             "jobs_scheduled": ("Jobs that the engine has", lambda: len(self.driver.scheduler)),
-            "embeddings_found": ("Embeddings that had been computed before", lambda: features.hits),
-            "embeddings_computed": ("Embeddings that had not", lambda: features.misses),
-            "embeddings_bytes": ("What the embeddings kept take", lambda: features.bytes),
+            "embedding_cache_hits_total": ("Embeddings that had been computed before", lambda: features.hits),
+            "embedding_cache_misses_total": ("Embeddings that had not", lambda: features.misses),
+            "embedding_cache_bytes": ("What the embeddings kept take", lambda: features.bytes),
             "peak_memory_bytes": ("The most memory used, of the device or the process", lambda: peak_bytes(device)[0]),
         }
 

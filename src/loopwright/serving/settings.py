@@ -11,6 +11,7 @@ from ..engine.policy import POLICIES
 from ..errors import RequestError
 from ..files import cache_folder
 from ..request import Request
+from .logs import FORMATS
 from .refusal import Refusal
 
 SMALLEST_FRAME = 16  # pixels; below it encoders of files fail
@@ -70,6 +71,7 @@ class Settings:
         retain_seconds, retain_bytes: how long results are kept, and how much of them.
         save_seconds: how often a job under way is saved, 0 for every step; the end of a stage saves as well.
         health_seconds: how long the outcome of a health check is good for.
+        log_format: "text", or "json" for an object a line.
         drain_seconds: how long requests that wait for their answer may take to finish when the server stops.
     """
 
@@ -87,10 +89,13 @@ class Settings:
     save_seconds: float = 0.0
     health_seconds: float = 5.0
     drain_seconds: float = 20.0
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise RequestError("unknown policy", value=self.policy, choices=POLICIES)
+        if self.log_format not in FORMATS:
+            raise RequestError("unknown format of the log", value=self.log_format, choices=FORMATS)
         if not 0 < self.port < 65536:
             raise RequestError("a port lies between 1 and 65535", value=self.port)
         if (self.tls_cert is None) != (self.tls_key is None):

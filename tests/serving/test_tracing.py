@@ -1,0 +1,76 @@
+"""What a request's spans say, by OpenTelemetry's own SDK; and that nothing is done where nobody records."""
+
+import asyncio
+
+import pytest
+from live import SMALL
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from loopwright.serving.tracing import JobSpans
+
+PARENT, TRACE = "00f067aa0ba902b7", "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def exported(monkeypatch) -> InMemorySpanExporter:
+    """What ends from now on, as a process with an SDK would export it."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("loopwright.serving.tracing._tracer", provider.get_tracer("loopwright"))
+    return exporter
+
+
+def spans_of(exporter, trace_id: str) -> list:
+    found = [span for span in exporter.get_finished_spans() if f"{span.context.trace_id:032x}" == trace_id]
+    return sorted(found, key=lambda span: span.start_time)
+
+
+def test_an_image_is_a_request_with_stages_and_their_steps(server, exported):
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "here"}
+    answer = server.http.post("/v1/images/generations", json=SMALL | {"prompt": "a secret"}, headers=headers)
+    assert answer.status_code == 200
+    spans = {name: [span for span in spans_of(exported, TRACE) if span.name == name] for name in
+             ("POST /v1/images/generations", "generate", "denoise", "step")}  # fmt: skip
+    (asked,), (job,), (denoise,) = spans["POST /v1/images/generations"], spans["generate"], spans["denoise"]
+    assert f"{asked.parent.span_id:016x}" == PARENT and asked.kind is trace.SpanKind.SERVER
+    assert asked.attributes["http.response.status_code"] == 200
+    assert job.parent.span_id == asked.context.span_id and denoise.parent.span_id == job.context.span_id
+    assert job.status.status_code is trace.StatusCode.OK
+    assert (job.attributes["loopwright.task"], job.attributes["loopwright.size"]) == ("text_to_video", "32x32x1")
+    steps = [span for span in spans["step"] if span.parent.span_id == denoise.context.span_id]
+    assert [step.attributes["loopwright.step"] for step in steps] == [1, 2, 3]
+    assert all(asked.start_time <= job.start_time <= span.start_time for span in (denoise, *steps))
+    assert all(step.end_time <= denoise.end_time <= job.end_time for step in steps)
+    assert "secret" not in "".join(span.to_json() for span in exported.get_finished_spans())
+
+
+def test_a_video_goes_on_with_the_trace_of_who_asked_for_it(server, exported):
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = SMALL | {"prompt": "a fox", "num_frames": 5}
+    video = server.http.post("/v1/videos", json=body, headers=headers).json()
+    server.openai.videos.poll(video["id"], poll_interval_ms=20)
+    names = {span.name for span in spans_of(exported, TRACE)}
+    assert {"POST /v1/videos", "generate", "text", "denoise", "decode", "step"} <= names
+
+
+def test_what_fails_and_what_is_refused_is_told_by_its_span(server, exported):
+    server.http.post("/v1/images/generations", json={"prompt": "a", "nobody": 1})
+    (refused,) = exported.get_finished_spans()
+    assert refused.attributes["http.response.status_code"] == 400
+    assert refused.status.status_code is trace.StatusCode.UNSET  # the client's fault is none of ours
+    exported.clear()
+    body = SMALL | {"prompt": "a fox", "deadline": 0.001, "num_inference_steps": 100}
+    assert server.http.post("/v1/images/generations", json=body).status_code == 422
+    (job,) = [span for span in exported.get_finished_spans() if span.name == "generate"]
+    assert job.attributes["loopwright.cancelled"]
+
+
+def test_without_a_provider_a_job_is_listened_to_as_it_was():
+    async def run() -> None:
+        listener = list.append
+        assert JobSpans(asyncio.get_running_loop()).also(listener) is listener
+
+    asyncio.run(run())
