@@ -20,7 +20,7 @@ from ..backends.precision import torch_dtype
 from ..card import Component
 from ..errors import CardError, WeightsError
 
-LIBRARIES = ("diffusers", "transformers")
+LIBRARIES = ("diffusers", "transformers", "loopwright")  # the last for classes of families that have no others
 
 
 def load_component(component: Component, folder: Path, device: str) -> torch.nn.Module | object:
@@ -29,7 +29,7 @@ def load_component(component: Component, folder: Path, device: str) -> torch.nn.
     On the device "meta" it is an outline: modules of the right shapes without weights, for which none are read.
     """
     library, _, name = component.kind.rpartition(".")
-    if library not in LIBRARIES:
+    if library.partition(".")[0] not in LIBRARIES:
         raise CardError("a component's class comes from an unknown library", value=component.kind, choices=LIBRARIES)
     cls = getattr(importlib.import_module(library), name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
@@ -55,7 +55,7 @@ def _host_side(cls: type, path: Path) -> object:
 
 
 def _module(cls: type, library: str, path: Path, dtype: str, device: str) -> torch.nn.Module:
-    precision = {("torch_dtype" if library == "diffusers" else "dtype"): torch_dtype(dtype)}
+    precision = {("dtype" if library == "transformers" else "torch_dtype"): torch_dtype(dtype)}
 
     def load(**placed: str) -> tuple[torch.nn.Module, Mapping[str, Iterable[str]]]:
         options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
@@ -85,10 +85,10 @@ def _module(cls: type, library: str, path: Path, dtype: str, device: str) -> tor
 
 def _outline(cls: type, library: str, path: Path, dtype: str) -> torch.nn.Module:
     with torch.device("meta"):
-        if library == "diffusers":
-            module = cls.from_config(cls.load_config(path))  # type: ignore[attr-defined]
-        else:
+        if library == "transformers":
             module = cls(cls.config_class.from_pretrained(path))  # type: ignore[attr-defined]
+        else:
+            module = cls.from_config(cls.load_config(path))  # type: ignore[attr-defined]
     assert isinstance(module, torch.nn.Module)
     return module.to(torch_dtype(dtype)).eval().requires_grad_(False)
 

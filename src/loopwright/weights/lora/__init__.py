@@ -7,12 +7,12 @@
     lora.attach(other, [(lora.read("style.safetensors"), 0.8)])
 
 An adapter belongs to one module: a model with two experts has two files, as everywhere (`uses` says which is whose).
-peft computes; what is here are names, checks and files. Deliberately absent: merging into the weights, since merged
-weights round otherwise than what was trained, and other kinds of adapters.
+peft computes; what is here are names, checks and files. Deliberately absent: merging into the weights (`sync`
+sends them so), since merged weights round otherwise than what was trained, and other kinds of adapters.
 """
 
-from .adapter import Adapter, read, save
-from .layers import attach, check, inject, tensors
+from .adapter import Adapter, key, read, save
+from .layers import adapted, attach, check, inject, tensors
 from .use import Use, uses
 
-__all__ = ["Adapter", "Use", "attach", "check", "inject", "read", "save", "tensors", "uses"]
+__all__ = ["Adapter", "Use", "adapted", "attach", "check", "inject", "key", "read", "save", "tensors", "uses"]

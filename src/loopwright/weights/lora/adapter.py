@@ -44,7 +44,7 @@ class Adapter:
     @cached_property
     def pairs(self) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
         """A and B of each adapted module, by its name."""
-        return {name: (self.tensors[_key(name, "down")], self.tensors[_key(name, "up")]) for name in self.alphas}
+        return {name: (self.tensors[key(name, "down")], self.tensors[key(name, "up")]) for name in self.alphas}
 
     @property
     def bytes(self) -> int:
@@ -73,7 +73,7 @@ def read(path: str | Path) -> Adapter:
         if "alpha" in roles:
             alphas[name] = _number(roles["alpha"], name, file)
     names = sorted(found)
-    tensors = {_key(name, role): found[name][role] for name in names for role in ("down", "up")}
+    tensors = {key(name, role): found[name][role] for name in names for role in ("down", "up")}
     return Adapter(str(file.resolve()), tensors, {name: alphas[name] for name in names})
 
 
@@ -113,7 +113,8 @@ def save(path: str | Path, tensors: Tensors, *, alpha: float | Mapping[str, floa
     return path
 
 
-def _key(module: str, role: str) -> str:
+def key(module: str, role: str) -> str:
+    """The name of a module's matrix in `Adapter.tensors`: "down" is A, "up" is B."""
     return PREFIX["diffusers"] + module + SUFFIX["diffusers"][role]
 
 

@@ -11,7 +11,7 @@ A target is a regular expression for the end of a module's name, from a dot on: 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ from .keys import PREFIX
 
 if TYPE_CHECKING:
     from diffusers.loaders import PeftAdapterMixin
+    from peft.tuners.lora import LoraLayer
 
 _NAME = "default"  # of the adapter in training, as peft calls it
 _ADAPTABLE = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
@@ -43,8 +44,8 @@ def inject(
 
     if rank < 1:
         raise WeightsError("the rank of an adapter must be at least 1", value=rank)
-    if _adapted(module):
-        raise WeightsError("the module has adapters already", value=_adapted(module)[0], remedy="load it anew")
+    for name, _ in adapted(module):
+        raise WeightsError("the module has adapters already", value=name, remedy="load it anew")
     names = _targeted(module, targets)
     module.requires_grad_(False)
     exactly = "|".join(map(re.escape, names))
@@ -52,7 +53,7 @@ def inject(
     _mixin(module).add_adapter(config, _NAME)
     cast_adapter_dtype(module, _NAME)
     module.train(module.training)  # new layers are in training whatever the module is in, and drop out
-    assert _adapted(module) == names, "peft adapts what it is told"
+    assert [name for name, _ in adapted(module)] == names, "peft adapts what it is told"
     return names
 
 
@@ -67,6 +68,13 @@ def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     named: Mapping[str, torch.Tensor] = get_peft_model_state_dict(module, adapter_name=_NAME)
     whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in named.items()}
     return {PREFIX["diffusers"] + name: tensor.detach().cpu().clone() for name, tensor in whole.items()}
+
+
+def adapted(module: torch.nn.Module) -> "Iterator[tuple[str, LoraLayer]]":
+    """The layers that have adapters, by name, in the module's order."""
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer))
 
 
 def check(module: torch.nn.Module, adapter: Adapter) -> None:
@@ -148,12 +156,6 @@ def _layers(module: torch.nn.Module) -> dict[str, torch.nn.Linear | torch.nn.Con
         if isinstance(base, _ADAPTABLE) and ".base_layer" not in name and ".lora_" not in name:
             found[name] = base
     return found
-
-
-def _adapted(module: torch.nn.Module) -> list[str]:
-    from peft.tuners.lora import LoraLayer
-
-    return [name for name, layer in module.named_modules() if isinstance(layer, LoraLayer)]
 
 
 def _patterns(names: Iterable[str]) -> list[str]:

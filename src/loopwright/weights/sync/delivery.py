@@ -1,0 +1,71 @@
+"""Weights on their way to a component.
+
+delivery = Delivery.of("full", module.state_dict())
+delivery.verify()                          # on arrival
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from ...errors import WeightsError
+from .sums import checksum
+
+FORMS = ("full", "merged", "adapter")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """Tensors for one component.
+
+    Attributes:
+        form: "full", every weight of the component by its name in the `state_dict`; "merged", some of them, all that
+            such deliveries have changed before included; or "adapter", A and B of each adapted layer, as
+            `lora.Adapter` has them.
+        tensors: dtypes are those of the component. float32 or float64 masters are rounded to them.
+        checksum: of the tensors, by whoever packed them.
+        alphas: of an adapter, by the layer's name.
+        config: what the module they were taken from was built by, as far as known.
+        stored: whether they come of a checkpoint: then they take the component's precision, as when one is loaded.
+    """
+
+    form: str
+    tensors: Mapping[str, torch.Tensor]
+    checksum: str
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    stored: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        form: str,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        alphas: Mapping[str, float] | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Self:
+        """With the checksum of these tensors. Raises WeightsError for an unknown form, or where there are none."""
+        if form not in FORMS:
+            raise WeightsError("unknown form of weights", value=form, choices=FORMS)
+        if not tensors:
+            raise WeightsError("there are no weights in what is sent", remedy="send at least one tensor")
+        return cls(form, tensors, checksum(tensors), alphas or {}, config or {})
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def verify(self) -> None:
+        """Raise WeightsError unless the tensors are those that were packed."""
+        found = checksum(self.tensors)
+        if found != self.checksum:
+            raise WeightsError(
+                "the weights that arrived are not those that were sent: their checksum is",
+                value=found,
+                choices=(self.checksum,),
+                remedy="send them again",
+            )
