@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Velocity = Callable[..., "Tensor"]
 ZOO = Path(__file__).parent / "zoo"
 SHIPPED = {"loopwright/tiny-wan": ZOO / "tiny-wan"}
-FAMILIES = ("wan",)
+FAMILIES = ("wan", "labels")
 _PIPELINES = {pipeline: "wan" for pipeline in wan.PIPELINES}
 
 
