@@ -12,8 +12,9 @@ from ..backends.device import pick, preferred_dtype
 from ..backends.precision import DTYPES
 from ..card import Card, derive, experts
 from ..engine.graphs import Graphs
-from ..engine.instance import Instance, Store
+from ..engine.instance import Instance
 from ..engine.residence import MEMORY
+from ..engine.store import Store
 from ..errors import RequestError
 from ..files import cache_folder
 from ..loops.denoise import SOLVERS

@@ -28,6 +28,7 @@ NAME, HELP = "serve", "serve models over HTTP, in OpenAI's shapes"
 _MODELS = ("revision", "device", "dtype", "memory", "graphs", "compile", "sampler", "lora")
 _OF_ONE = ("revision", "lora")
 _LIMITS = {"max_queue": "queue", "max_per_key": "concurrent", "max_pixels": "pixels", "max_body": "body"}
+_MANY = {"manager": "managers", "model_root": "model_roots"}
 _PATHS = ("folder", "keys", "tls_cert", "tls_key")
 FLAGS = (
     Flag("revision", "branch, tag or commit of a hub name", group="models"),
@@ -53,6 +54,12 @@ FLAGS = (
     Flag("anonymous", "listen beyond this machine although nobody needs a key", bool, "access"),
     Flag("tls_cert", "certificate in PEM format: HTTPS instead of HTTP", group="access", metavar="FILE"),
     Flag("tls_key", "its key in PEM format, without a passphrase", group="access", metavar="FILE"),
+    Flag("manager", "a key's name that may load and unload models; may be given again", group="access", metavar="NAME",
+         many=True),
+    Flag("model_root", "folder with models that managers may load, besides those named; may be given again",
+         group="access", metavar="FOLDER", many=True),
+    Flag("idle_evict", "minutes after which a model nobody asks for lets its memory go, until somebody does", float,
+         "models", "N"),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
     Flag("save_seconds", "how often a job under way is saved; 0, after every step", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
@@ -120,6 +127,10 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     for name in _PATHS:
         if name in given:
             given[name] = Path(given[name]).expanduser().absolute()
+    given |= {name: tuple(given[flag]) for flag, name in _MANY.items() if flag in given}
+    given["model_roots"] = tuple(Path(root).expanduser().absolute() for root in given.get("model_roots", ()))
+    if "idle_evict" in given:
+        given["idle_seconds"] = 60 * given["idle_evict"]
     limits = Limits(**{name: given[flag] for flag, name in _LIMITS.items() if flag in given})
     known = {field.name for field in fields(Settings)} - {"limits"}
     return Settings(limits=limits, **{name: value for name, value in given.items() if name in known})
@@ -128,7 +139,7 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
 def _load(arguments: argparse.Namespace) -> "list[Model]":
     """The models, which share their components."""
     from .. import api
-    from ..engine.instance import Store
+    from ..engine.store import Store
     from ..files import cache_folder
 
     if arguments.threads is not None:

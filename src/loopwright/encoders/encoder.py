@@ -12,8 +12,9 @@ from ..card import Card, derive, experts
 from ..engine.env import RequestEnv
 from ..engine.execute import Call, eager
 from ..engine.flags import Flags, not_finite
-from ..engine.instance import Instance, Store
+from ..engine.instance import Instance
 from ..engine.job import host_values
+from ..engine.store import Store
 from ..loop import Result, Step, key_of
 from ..request import Request
 

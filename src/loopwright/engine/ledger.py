@@ -55,6 +55,11 @@ class Ledger:
         with self._lock:
             self._aside[what] = count if callable(count) else lambda: count
 
+    def give_back(self, what: Hashable) -> None:
+        """What was set aside is for requests again; nothing if nothing was."""
+        with self._lock:
+            self._aside.pop(what, None)
+
     @property
     def reserved(self) -> int:
         """Bytes promised at present."""

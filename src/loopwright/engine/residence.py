@@ -46,8 +46,8 @@ class Resident:
     """A loaded component, where it came from, and the version of its weights.
 
     `bytes` of its weights and the `seconds` it took to load; `home` is None for what has no weights, and `low` says
-    that it leaves its `device` by itself. `here`, `users` and `used` (when, by the residence's clock) are the
-    residence's own.
+    that it leaves its `device` by itself; `owners` is how many instances have it, which the store counts. `here`,
+    `users` and `used` (when, by the residence's clock) are the residence's own.
     """
 
     identity: tuple[object, ...]
@@ -58,6 +58,7 @@ class Resident:
     device: str = ""
     home: Home | None = None
     low: bool = False
+    owners: int = 0
     here: bool = True
     users: int = 0
     used: int = 0
@@ -82,6 +83,11 @@ class Residence:
         """Look after a component from now on."""
         with self._lock:
             self._residents.append(resident)
+
+    def remove(self, resident: Resident) -> None:
+        """Look after it no longer: nobody has it any more."""
+        with self._lock:
+            self._residents.remove(resident)
 
     def enter(self, residents: Sequence[Resident]) -> None:
         """Have these on their device, at once or not at all, until `leave`. Waits for one that is taken."""

@@ -19,9 +19,10 @@ from ..caches.pool import Storage
 from ..loop import Key, Result, Tensors
 from ..request import Request
 from .execute import Call, eager
-from .instance import Instance, Store
+from .instance import Instance
 from .job import Job
 from .ledger import Need
+from .store import Store
 
 
 class Sizes:

@@ -17,7 +17,8 @@ from .. import catalog
 from ..api import Model
 from ..card import derive, experts
 from ..distributed.group import Group
-from ..engine.instance import Instance, Store
+from ..engine.instance import Instance
+from ..engine.store import Store
 from .networks import sharded
 from .plan import Plan
 
