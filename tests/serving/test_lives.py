@@ -64,6 +64,17 @@ def test_a_client_that_leaves_frees_the_engine_within_a_step(server, monkeypatch
         assert job.status == "cancelled" and job.index <= index + 1 < 200 and not job.slots
 
 
+def test_a_client_that_leaves_before_its_body_has_come_is_no_fault_of_the_servers(server, caplog):
+    caplog.set_level(logging.INFO, logger="loopwright.serving")
+    head = f"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(f'{head}Content-Length: 500\r\n\r\n{{"prompt": "a'.encode())
+        time.sleep(0.1)
+    until(lambda: "499" in caplog.text)
+    assert "Traceback" not in caplog.text and not [one for one in caplog.records if one.levelno > logging.INFO]
+    assert idle(server)
+
+
 def test_a_video_is_made_whether_its_client_is_there_or_not_and_cancelled_when_asked(server):
     video = server.post("/v1/videos", **LONG, num_frames=5)
     assert video["status"] in ("queued", "in_progress")

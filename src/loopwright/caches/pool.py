@@ -45,6 +45,11 @@ class Pool:
         """Bytes of the pages nobody has."""
         return self.free * page_bytes(self.page)
 
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of the pages that requests have."""
+        return (self.count - self.free) * page_bytes(self.page)
+
     def take(self, wanted: int) -> list[int]:
         """So many pages, or none. Raises CapacityError."""
         with self._lock:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -79,6 +80,8 @@ class Gate:
                     await self._app(scope, body.receive, sending)
                 finally:
                     self._reading.bytes -= body.bytes
+        except ClientDisconnect:
+            status = GONE  # in the middle of its body
         except Exception as error:
             _log.exception("request %s failed", name)
             if status == GONE:  # nothing was answered yet
