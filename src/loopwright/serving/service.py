@@ -62,13 +62,14 @@ class Service:
         self.closing = asyncio.Event()
 
     def _readings(self, instance: Instance) -> dict[str, tuple[str, Reading]]:
-        features, device = instance.store.features, instance.binding.device
+        features, pools, device = instance.store.features, instance.store.pools, instance.binding.device
         return {
             "requests_under_way": ("Images, videos and rollouts accepted and not ended", lambda: len(self.admission)),
             "jobs_scheduled": ("Jobs that the engine has", lambda: len(self.driver.scheduler)),
             "embedding_cache_hits_total": ("Embeddings that had been computed before", lambda: features.hits),
             "embedding_cache_misses_total": ("Embeddings that had not", lambda: features.misses),
             "embedding_cache_bytes": ("What the embeddings kept take", lambda: features.bytes),
+            "leased_bytes": ("Pages that requests have", lambda: sum(pool.leased_bytes for pool in pools)),
             "peak_memory_bytes": ("The most memory used, of the device or the process", lambda: peak_bytes(device)[0]),
         }
 
