@@ -1,11 +1,16 @@
 """scikit-learn's 1797 digits in two halves: the generator's, with wrong labels, and the judge's, with right ones.
 
-The generator never sees the judge's half. Nothing is downloaded: the digits are inside scikit-learn.
+The generator never sees the judge's half. Nothing is downloaded: the digits are inside scikit-learn. A run's `drawn`
+names `mislabelled`, its `rewards` one of `likely`, `shuffled` and `constant`.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
+
+from loopwright.rewards import Sample
 
 WRONG = 0.65  # of the generator's labels
 
@@ -45,3 +50,33 @@ class Mislabelled:
 def mislabelled(device: torch.device, wrong: float = WRONG) -> Mislabelled:
     """The source of runs/digits/base.yaml."""
     return Mislabelled(device, wrong)
+
+
+@cache
+def judge():
+    """A perceptron of scikit-learn on pixels 0..1."""
+    from sklearn.neural_network import MLPClassifier
+
+    _, (pixels, labels) = halves()
+    classifier = MLPClassifier((128,), alpha=1e-2, max_iter=300, random_state=0)
+    return classifier.fit((pixels.numpy() + 1) / 2, labels.numpy())
+
+
+def likely(samples: Sequence[Sample]) -> list[float]:
+    """The judge's probability of the digit that was asked for."""
+    pixels = np.stack([sample.frames[0, :, :, 0].numpy().reshape(64) for sample in samples]) / 255
+    found = judge().predict_proba(pixels)
+    return [float(found[row, int(sample.prompt)]) for row, sample in enumerate(samples)]
+
+
+def shuffled(samples: Sequence[Sample]) -> list[float]:
+    """The same numbers given to others, in an order that the pictures decide: from this control nothing is learnt."""
+    scores = likely(samples)
+    seed = sum(int(sample.frames.sum()) for sample in samples)
+    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [scores[place] for place in order]
+
+
+def constant(samples: Sequence[Sample]) -> list[float]:
+    """One number for all: another control."""
+    return [0.5] * len(samples)

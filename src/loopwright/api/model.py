@@ -237,7 +237,7 @@ class Model:
             "loopwright": __version__,
             "model": self.source,
             "revision": self.revision,
-            "card": self.card.digest,
+            "card": self.instance.digest,
             "device": self.instance.binding.device,
             "dtypes": {name: c.dtype for name, c in self.card.components.items() if c.dtype},
             "sampler": sampler_of(self.card),

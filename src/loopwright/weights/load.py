@@ -20,7 +20,8 @@ from ..backends.precision import torch_dtype
 from ..card import Component
 from ..errors import CardError, WeightsError
 
-LIBRARIES = ("diffusers", "transformers", "loopwright")  # the last for classes of families that have no others
+LIBRARIES = ("diffusers", "transformers")
+_OWN = "loopwright.models."  # classes of families that no library has
 
 
 def load_component(component: Component, folder: Path, device: str) -> torch.nn.Module | object:
@@ -29,7 +30,7 @@ def load_component(component: Component, folder: Path, device: str) -> torch.nn.
     On the device "meta" it is an outline: modules of the right shapes without weights, for which none are read.
     """
     library, _, name = component.kind.rpartition(".")
-    if library.partition(".")[0] not in LIBRARIES:
+    if library not in LIBRARIES and not library.startswith(_OWN):
         raise CardError("a component's class comes from an unknown library", value=component.kind, choices=LIBRARIES)
     cls = getattr(importlib.import_module(library), name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):

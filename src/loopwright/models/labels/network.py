@@ -18,7 +18,7 @@ _FREQUENCIES = 32
 class LabelFlow(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Residual blocks of width `width`, each told time and label once more."""
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(self, labels: list[str], size: int, channels: int, width: int, depth: int) -> None:
         super().__init__()
         values = channels * size * size
