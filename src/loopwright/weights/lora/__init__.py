@@ -12,7 +12,20 @@ sends them so), since merged weights round otherwise than what was trained, and 
 """
 
 from .adapter import Adapter, key, read, save
-from .layers import adapted, attach, check, inject, tensors
+from .layers import adapted, attach, check, inject, switched_off, tensors
 from .use import Use, uses
 
-__all__ = ["Adapter", "Use", "adapted", "attach", "check", "inject", "key", "read", "save", "tensors", "uses"]
+__all__ = [
+    "Adapter",
+    "Use",
+    "adapted",
+    "attach",
+    "check",
+    "inject",
+    "key",
+    "read",
+    "save",
+    "switched_off",
+    "tensors",
+    "uses",
+]

@@ -12,6 +12,7 @@ A target is a regular expression for the end of a module's name, from a dot on: 
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -109,6 +110,22 @@ def attach(module: torch.nn.Module, adapters: Sequence[tuple[Adapter, float]]) -
         _load(module, adapter, name)
     _mixin(module).set_adapters(names, [scale for _, scale in adapters])
     module.requires_grad_(False)
+
+
+@contextmanager
+def switched_off(module: torch.nn.Module) -> Iterator[None]:
+    """The module as if it had no adapters, for a `with` block. Which parameters take gradients stays as it is."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    before = [layer._disable_adapters for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True  # its public switch would also freeze the adapters
+        yield
+    finally:
+        for layer, was in zip(layers, before, strict=True):
+            layer._disable_adapters = was
 
 
 def _load(module: torch.nn.Module, adapter: Adapter, name: str) -> None:
