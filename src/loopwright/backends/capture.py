@@ -11,8 +11,10 @@ replays calls `follow` first, and copies the outputs out before anything else is
 Deliberately absent: what to record, when, and for how long (`engine.graphs`).
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -63,13 +65,28 @@ class CudaRecording:
         self._graph.replay()
 
 
+class _Studio:
+    """Where a device's recordings are made, one at a time.
+
+    Libraries keep a workspace for every stream that ever used them, 33 MiB of cuBLAS's on an H200: so all recordings
+    take one stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.lock = threading.Lock()
+        self.stream = torch.cuda.Stream(device)
+
+
+_studio = cache(_Studio)
+
+
 class CudaCapture:
     """CUDA graphs with one memory pool, recorded on a stream of their own. Regions that inductor compiled are fine."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         with torch.cuda.device(self._device):
-            self._stream = torch.cuda.Stream()
+            self._studio = _studio(torch.device("cuda", torch.cuda.current_device()))
             self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.Stream | None = None
 
@@ -81,10 +98,10 @@ class CudaCapture:
 
     def record(self, run: Run) -> CudaRecording:
         """Runs it once to warm the stream up, and once to record it."""
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), self._studio.lock:
             self._warm_up(run)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._studio.stream):
                 # errors of this thread alone: others may allocate and load weights meanwhile
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
@@ -109,10 +126,10 @@ class CudaCapture:
     def _warm_up(self, run: Run) -> None:
         """Libraries make their handles and workspaces of a stream at first use, which cannot be recorded."""
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        self._studio.stream.wait_stream(current)
+        with torch.cuda.stream(self._studio.stream):
             run()
-        current.wait_stream(self._stream)
+        current.wait_stream(self._studio.stream)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the allocator keeps for this stream would be of no use to any other
 
