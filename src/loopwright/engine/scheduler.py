@@ -159,6 +159,11 @@ class Scheduler:
         before = [other for other in list(self._entries.values()) if (other.score, other.order) < place]
         return sum(other.left for other in [*before, entry])
 
+    @property
+    def left(self) -> float:
+        """Seconds of work that its jobs bring, as far as that has prices."""
+        return sum(entry.left for entry in list(self._entries.values()))
+
     def __len__(self) -> int:
         return len(self._entries)
 
