@@ -1,4 +1,4 @@
-"""The OCR reward is the CTC likelihood of the wanted text: smooth where exact matches are not, the same in any batch."""
+"""The OCR reward is the CTC likelihood of the wanted text: smooth where exact matches jump, the same in any batch."""
 
 import itertools
 import math

@@ -7,9 +7,10 @@ Any callable of that shape is one. Deliberately absent: weights and failures of 
 processes (`pool`), models (`served`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,3 +35,10 @@ class Reward(Protocol):
     """
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]: ...
+
+
+@runtime_checkable
+class Fallible(Protocol):
+    """A reward that can fail counts why: reason -> samples, since it was made."""
+
+    failures: Counter[str]

@@ -1,0 +1,111 @@
+"""Rewards by text, as run files name them.
+
+    parse({"ocr": 1.0, "jpeg": -0.1})
+    parse({"drawings": {"weight": 1.0, "sprites": "sprites.npz"}, "mine.py:brightness": 0.5})
+    parse({"ocr": {"weight": 1.0, "workers": 8, "timeout": 30}})        # in processes of its own
+
+A name is one of `REWARDS` or a function or class in a file. Beside its weight a reward has its constructor's
+parameters; with `workers` it runs in a pool of so many processes.
+"""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from ..errors import RequestError
+from .composite import Composite
+from .reward import Reward
+
+Value = str | int | float | bool
+Maker = Callable[..., Reward]
+# module and class here; imported when chosen
+REWARDS: Mapping[str, tuple[str, str]] = {
+    "ocr": ("ocr", "OCR"),
+    "motion": ("tracking", "Motion"),
+    "position": ("tracking", "Position"),
+    "colour": ("tracking", "Colour"),
+    "drawings": ("drawings", "Drawings"),
+    "jpeg": ("jpeg", "JPEG"),
+    "remote": ("remote", "Remote"),
+    "vision": ("vision", "Vision"),
+}
+_POOL = ("workers", "timeout")
+
+
+def parse(settings: Mapping[str, float | Mapping[str, Value]]) -> Composite:
+    """The rewards that a mapping names, with a weight or a mapping of weight and parameters. Raises RequestError."""
+    rewards = {}
+    for name, given in settings.items():
+        options: dict[str, Value] = dict(given) if isinstance(given, Mapping) else {"weight": given}
+        weight = options.pop("weight", None)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise RequestError(f"reward {name} needs a weight", value=weight, remedy=f"as in {{{name!r}: 1.0}}")
+        rewards[name] = _placed(name, options), float(weight)
+    return Composite(rewards)
+
+
+def build(name: str, parameters: Mapping[str, Value]) -> Reward:
+    """A reward of that name in this process. Raises RequestError for what it does not take."""
+    maker, is_class = _maker(name)
+    if not is_class:
+        if parameters:
+            raise RequestError(f"{name} is a function and takes no parameters", value=", ".join(parameters))
+        return cast(Reward, maker)
+    _check(name, maker, parameters)
+    return maker(**parameters)
+
+
+def _placed(name: str, options: dict[str, Value]) -> Reward:
+    """In a pool if it has workers, else here."""
+    pool = {key: options.pop(key) for key in _POOL if key in options}
+    if not pool:
+        return build(name, options)
+    from .pool import Pool
+
+    _check("a pool", Pool, {"name": name, "parameters": "", **pool})
+    return Pool(name, options, **pool)  # type: ignore[arg-type]
+
+
+def _maker(name: str) -> tuple[Maker, bool]:
+    """What makes the reward, or is it, and whether it is a class."""
+    if name in REWARDS:
+        module, attribute = REWARDS[name]
+        return getattr(importlib.import_module(f".{module}", __package__), attribute), True
+    if name == "tesseract":
+        raise RequestError("Tesseract is the judge and never trained on", value=name, remedy="train on ocr")
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise RequestError("unknown reward", value=name, choices=[*REWARDS, "file.py:function"])
+    found = getattr(_module(Path(path).expanduser()), attribute, None)
+    if not callable(found):
+        raise RequestError(f"{path} has no function or class of that name", value=attribute)
+    return found, inspect.isclass(found)
+
+
+def _module(path: Path) -> object:
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
+    if spec is None or spec.loader is None or not path.is_file():
+        raise RequestError("no such file of rewards", value=str(path), remedy="give a .py file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check(name: str, maker: Callable[..., object], given: Mapping[str, Value]) -> None:
+    """Raise where a parameter is unknown, missing or of another type."""
+    known = inspect.signature(maker).parameters
+    for key, value in given.items():
+        if key not in known:
+            raise RequestError(f"{name} takes no such parameter", value=key, choices=known)
+        wanted = known[key].annotation
+        kinds = (int, float) if wanted is float else wanted
+        if wanted in (str, int, float, bool) and (
+            not isinstance(value, kinds) or (isinstance(value, bool) and wanted is not bool)
+        ):
+            raise RequestError(f"{name}: {key} must be a {wanted.__name__}", value=value)
+    missing = [key for key, each in known.items() if each.default is each.empty and key not in given]
+    if missing:
+        raise RequestError(f"{name} needs its {missing[0]}", remedy=f"give {', '.join(missing)}")

@@ -1,0 +1,82 @@
+"""Several rewards as one: their weighted sum, each also by its name.
+
+    score = Composite({"ocr": (OCR(), 1.0), "jpeg": (JPEG(), -0.1)})
+    parts = score.parts(samples)        # {"ocr": [0.9, None], "jpeg": [1.2, 1.4]}
+    score.total(parts)                  # [0.78, None]
+
+A sample that one part could not score has no total: a failure is never a zero. A score that is no finite number is a
+failure as well. Deliberately absent: normalising parts by their spread, which belongs to who knows the groups.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from ..errors import RequestError
+from .reward import Fallible, Reward, Sample
+
+Parts = Mapping[str, Sequence[float | None]]
+
+
+class Composite:
+    """A reward made of named ones with their weights. Raises RequestError where there are none."""
+
+    def __init__(self, rewards: Mapping[str, tuple[Reward, float]]) -> None:
+        if not rewards:
+            raise RequestError("no rewards are named", remedy='give some, such as {"ocr": 1.0}')
+        for name, (_, weight) in rewards.items():
+            if not math.isfinite(weight) or weight == 0:
+                raise RequestError(f"reward {name} needs a weight", value=weight, remedy="leave it out, or give one")
+        self._rewards = dict(rewards)
+        self._failures: Counter[str] = Counter()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        """The total of each sample."""
+        return self.total(self.parts(samples))
+
+    def parts(self, samples: Sequence[Sample]) -> dict[str, list[float | None]]:
+        """What each reward says of each sample, unweighted. Raises ValueError for one that says too little or much."""
+        return {name: self._scores(name, reward, samples) for name, (reward, _) in self._rewards.items()}
+
+    def total(self, parts: Parts) -> list[float | None]:
+        """The weighted sum of a sample's parts, None where one of them is."""
+        weights = [weight for _, weight in self._rewards.values()]
+        rows = zip(*(parts[name] for name in self._rewards), strict=True)
+        return [_sum(row, weights) for row in rows]
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Samples that were not scored, by part and reason, since the beginning."""
+        found = Counter(self._failures)
+        for name, (reward, _) in self._rewards.items():
+            if isinstance(reward, Fallible):
+                found.update({f"{name}: {reason}": count for reason, count in reward.failures.items()})
+        return found
+
+    def close(self) -> None:
+        """End what rewards have started: processes and connections."""
+        with ExitStack() as closing:
+            for reward, _ in self._rewards.values():
+                if hasattr(reward, "close"):
+                    closing.callback(reward.close)
+
+    def _scores(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
+        scores = list(reward(samples))
+        if len(scores) != len(samples):
+            raise ValueError(f"reward {name} gave {len(scores)} scores for {len(samples)} samples")
+        strange = [place for place, score in enumerate(scores) if score is not None and not math.isfinite(score)]
+        for place in strange:
+            scores[place] = None
+        if strange:
+            self._failures[f"{name}: not a finite number"] += len(strange)
+        return scores
+
+
+def _sum(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    total = 0.0
+    for score, weight in zip(scores, weights, strict=True):
+        if score is None:
+            return None
+        total += weight * score
+    return total

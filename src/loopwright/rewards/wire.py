@@ -1,0 +1,135 @@
+"""Asks a service, over HTTP, for many things at once: bounded in time, in number and in size; failures are counted.
+
+    calls = Calls(timeout=30, retries=3, concurrency=8)
+    answers = calls.each(bodies, ask)       # ask(body) -> Question; None where nothing came of it
+
+What may pass (no connection, no answer in time, a busy server, an answer that cannot be read) is tried again after
+twice the pause of the time before, or after what the server asks for; what will not (a request that is refused) is not.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import httpx
+
+from ..errors import RequestError
+
+T = TypeVar("T")
+R = TypeVar("R")
+LARGEST = 2**20  # bytes of an answer
+PAUSE, LONGEST = 0.5, 30.0  # seconds between tries: the first, and at most
+_AGAIN = (408, 425, 429, *range(500, 600))  # statuses
+
+
+class Unreadable(ValueError):
+    """An answer does not say what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[R]):
+    """A request's body, what it is, and how its answer is read; `read` raises Unreadable."""
+
+    body: bytes
+    kind: str
+    read: Callable[[bytes], R]
+
+
+class _Failed(Exception):
+    """What went wrong with a try, whether another may help, and after how many seconds at the least."""
+
+    def __init__(self, reason: str, *, again: bool, pause: float = 0.0) -> None:
+        super().__init__(reason)
+        self.again, self.pause = again, pause
+
+
+class Calls:
+    """POSTs to one address. `timeout` is the seconds of one try from its first to its last byte.
+
+    `failures` counts, by reason, what was given up. Safe from several threads.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        retries: int = 3,
+        concurrency: int = 8,
+        pause: float = PAUSE,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise RequestError("a scorer's address begins with http:// or https://", value=url)
+        bounds = (("timeout", timeout, 1e-3), ("retries", retries, 0), ("concurrency", concurrency, 1))
+        for what, value, least in bounds:
+            if value < least:
+                raise RequestError(f"a scorer's {what} is too small", value=value, remedy=f"give {least:g} or more")
+        self.failures: Counter[str] = Counter()
+        self._url, self._timeout, self._retries, self._pause = url, timeout, retries, pause
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        self._client = httpx.Client(timeout=timeout, limits=limits, headers=headers)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
+        self._counting = threading.Lock()
+
+    def each(self, items: Sequence[T], ask: Callable[[T], Question[R]], size: Callable[[T], int]) -> list[R | None]:
+        """The answer for each item, None where it was given up; `size` says how many samples that costs."""
+        return list(self._threads.map(lambda item: self._patiently(ask(item), size(item)), items))
+
+    def count(self, reason: str, samples: int) -> None:
+        """So many samples have no score for that reason."""
+        with self._counting:
+            self.failures[reason] += samples
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._threads.shutdown(cancel_futures=True)
+        self._client.close()
+
+    def _patiently(self, question: Question[R], samples: int) -> R | None:
+        for tried in range(self._retries + 1):
+            try:
+                return self._once(question)
+            except _Failed as failed:
+                if not failed.again or tried == self._retries:
+                    self.count(str(failed), samples)
+                    return None
+                time.sleep(min(max(self._pause * 2**tried, failed.pause), LONGEST))
+        raise AssertionError("unreachable")
+
+    def _once(self, question: Question[R]) -> R:
+        try:
+            return question.read(self._answer(question))
+        except httpx.TimeoutException as error:
+            raise _Failed("no answer in time", again=True) from error
+        except httpx.TransportError as error:
+            raise _Failed(f"no connection ({type(error).__name__})", again=True) from error
+        except Unreadable as error:
+            raise _Failed(f"unreadable answer: {error}", again=True) from error
+
+    def _answer(self, question: Question[R]) -> bytes:
+        """All of the answer. httpx bounds each wait, not their sum."""
+        until, answer = time.monotonic() + self._timeout, bytearray()
+        with self._client.stream(
+            "POST", self._url, content=question.body, headers={"content-type": question.kind}
+        ) as response:
+            if response.status_code != httpx.codes.OK:
+                status = response.status_code
+                raise _Failed(f"status {status}", again=status in _AGAIN, pause=_asked_pause(response))
+            for part in response.iter_bytes():
+                answer += part
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("the answer takes too long")
+                if len(answer) > LARGEST:
+                    raise Unreadable(f"more than {LARGEST} bytes")
+        return bytes(answer)
+
+
+def _asked_pause(response: httpx.Response) -> float:
+    """Seconds that a busy server asks to wait, 0 if it does not say so in seconds."""
+    asked = response.headers.get("retry-after", "")
+    return float(asked) if asked.isdecimal() else 0.0

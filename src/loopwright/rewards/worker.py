@@ -1,0 +1,137 @@
+"""A process that scores: its end here, and what runs there.
+
+    worker = Worker("ocr", {"frames": 1})
+    worker.ready()
+    worker.score(samples, timeout=30)
+
+The two talk in msgpack over a pair of sockets. A worker that does not answer is killed, for nobody knows what it does.
+Workers are forked from a process of Python's `multiprocessing` that has imported torch and done nothing else, so that
+replacing one takes no seconds. As that module asks, a script that starts some guards its main part.
+"""
+
+import contextlib
+import json
+import math
+import multiprocessing
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+
+import msgpack
+import numpy as np
+import torch
+
+from ..errors import LoopwrightError, RequestError
+from .choose import Value, build
+from .reward import Reward, Sample
+
+START = 300.0  # seconds
+_FORKED = multiprocessing.get_context("forkserver")
+
+
+class Lost(Exception):
+    """The samples have no scores, for this reason; `ended` says whether the worker is gone as well."""
+
+    def __init__(self, reason: str, *, ended: bool) -> None:
+        super().__init__(reason)
+        self.ended = ended
+
+
+class Worker:
+    """A process that runs one reward. Not to be used by two threads at once."""
+
+    def __init__(self, name: str, parameters: Mapping[str, Value]) -> None:
+        _FORKED.set_forkserver_preload([__name__])
+        self._talk, theirs = _FORKED.Pipe()
+        order = json.dumps({"name": name, "parameters": dict(parameters)})
+        self._process = _FORKED.Process(target=main, args=(theirs, order), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        """Wait until it has begun. Raises RequestError with what keeps it from that."""
+        try:
+            if problem := self._answer(START).get("problem"):
+                raise RequestError(str(problem))
+        except Lost as lost:
+            raise RequestError(f"a scorer's process cannot begin: {lost}") from lost
+
+    def score(self, samples: Sequence[Sample], timeout: float) -> list[float | None]:
+        """A score or None for each sample. Raises Lost."""
+        try:
+            self._talk.send_bytes(msgpack.packb([_packed(sample) for sample in samples]))
+        except OSError as error:
+            raise Lost(self._death(), ended=True) from error
+        answer = self._answer(timeout)
+        if "problem" in answer:
+            raise Lost(str(answer["problem"]), ended=False)
+        scores = answer["scores"]
+        assert isinstance(scores, list)
+        return scores
+
+    def end(self) -> None:
+        """Kill the process, whatever it does."""
+        self._talk.close()
+        self._process.kill()
+        self._process.join()
+
+    def _answer(self, timeout: float) -> dict[str, object]:
+        try:
+            if not self._talk.poll(timeout):
+                self.end()
+                raise Lost("no answer in time", ended=True)
+            answer: dict[str, object] = msgpack.unpackb(self._talk.recv_bytes())
+            return answer
+        except (EOFError, OSError) as error:
+            raise Lost(self._death(), ended=True) from error
+
+    def _death(self) -> str:
+        self._process.join(5)
+        status = self._process.exitcode
+        self.end()
+        return "its process closed its pipe" if status is None else f"its process ended with status {status}"
+
+
+def main(talk: Connection, order: str) -> None:
+    """The process: says that it is ready, or why not; then answers until nobody asks any more."""
+    given = json.loads(order)
+    torch.set_num_threads(1)
+    try:
+        reward = build(given["name"], given["parameters"])
+    except LoopwrightError as error:
+        talk.send_bytes(msgpack.packb({"problem": str(error)}))
+        return
+    talk.send_bytes(msgpack.packb({}))
+    with contextlib.suppress(EOFError):
+        while True:
+            samples = [_unpacked(each) for each in msgpack.unpackb(talk.recv_bytes())]
+            talk.send_bytes(msgpack.packb(_answered(reward, samples)))
+
+
+def _answered(reward: Reward, samples: Sequence[Sample]) -> dict[str, object]:
+    try:
+        return {"scores": _checked(reward(samples), len(samples))}
+    except Exception as error:  # whatever a reward raises is its samples' failure, and told
+        traceback.print_exc()
+        return {"problem": f"{type(error).__name__}: {error}"}
+
+
+def _checked(scores: Sequence[float | None], count: int) -> list[float | None]:
+    plain = [None if score is None else float(score) for score in scores]
+    if len(plain) != count:
+        raise ValueError(f"{len(plain)} scores for {count} samples")
+    if any(score is not None and not math.isfinite(score) for score in plain):
+        raise ValueError("a score is no finite number")
+    return plain
+
+
+def _packed(sample: Sample) -> list[object]:
+    pixels = sample.frames.numpy()
+    return [sample.prompt, list(pixels.shape), pixels.tobytes(), dict(sample.facts)]
+
+
+def _unpacked(packed: Sequence[object]) -> Sample:
+    prompt, shape, data, facts = packed
+    assert isinstance(prompt, str) and isinstance(shape, list) and isinstance(data, bytes) and isinstance(facts, dict)
+    pixels = np.frombuffer(bytearray(data), np.uint8).reshape(shape)
+    return Sample(prompt, torch.from_numpy(pixels), facts)

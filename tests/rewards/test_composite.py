@@ -1,0 +1,86 @@
+"""Rewards by name and weight: totals, failures that stay failures, and what a run file may say."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+from lettered import sample
+from loopwright.errors import RequestError
+from loopwright.rewards import REWARDS, Composite, parse
+from loopwright.rewards.jpeg import JPEG
+
+SAMPLES = [sample("x", np.full((8, 8, 3), level, np.uint8)) for level in (0, 51, 255)]
+
+
+def level(samples):
+    return [float(each.frames.float().mean()) / 255 for each in samples]
+
+
+def patchy(samples):
+    return [None if score == 0 else math.nan if score == 1 else score for score in level(samples)]
+
+
+def test_a_total_is_the_weighted_sum_of_parts_told_by_name():
+    score = Composite({"level": (level, 2.0), "jpeg": (JPEG(), -0.5)})
+    parts = score.parts(SAMPLES)
+    assert parts["level"] == pytest.approx([0, 0.2, 1]) and parts["jpeg"] == JPEG()(SAMPLES)
+    expected = [2 * a - 0.5 * b for a, b in zip(level(SAMPLES), JPEG()(SAMPLES), strict=True)]
+    assert score(SAMPLES) == score.total(parts) == pytest.approx(expected)
+
+
+def test_a_failed_part_fails_its_sample_and_is_counted():
+    score = Composite({"level": (level, 1.0), "patchy": (patchy, 1.0)})
+    assert score(SAMPLES) == [None, pytest.approx(0.4), None]
+    assert score.failures == {"patchy: not a finite number": 1}
+
+
+def test_a_reward_must_answer_for_every_sample():
+    with pytest.raises(ValueError, match="1 scores for 3 samples"):
+        Composite({"one": (lambda samples: [1.0], 1.0)})(SAMPLES)
+
+
+def test_run_files_name_rewards_functions_and_parameters(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def one(samples):\n    return [1.0] * len(samples)\n\n"
+        "class Flat:\n    def __init__(self, value: float = 0.5):\n        self.value = value\n"
+        "    def __call__(self, samples):\n        return [self.value] * len(samples)\n"
+    )
+    score = parse(
+        {"jpeg": {"weight": -1, "quality": 50}, f"{file}:one": 2.0, f"{file}:Flat": {"weight": 1, "value": 3}}
+    )
+    assert score(SAMPLES) == pytest.approx([5 - bits for bits in JPEG(50)(SAMPLES)])
+    for settings, told in (
+        ({f"{file}:two": 1.0}, "two"),
+        ({f"{tmp_path}/other.py:one": 1.0}, "other.py"),
+        ({f"{file}:one": {"weight": 1.0, "value": 2.0}}, "no parameters"),
+        ({f"{file}:Flat": {"weight": 1.0, "value": "high"}}, "must be a float"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            parse(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "no rewards"),
+        ({"beauty": 1.0}, "choices: ocr, motion"),
+        ({"jpeg": 0}, "weight"),
+        ({"jpeg": {"quality": 90}}, "weight"),
+        ({"jpeg": {"weight": 1.0, "size": 3}}, "choices: quality"),
+        ({"jpeg": {"weight": 1.0, "quality": 99}}, "1 to 95"),
+        ({"drawings": 1.0}, "sprites"),
+        ({"tesseract": 1.0}, "never trained on"),
+    ],
+)
+def test_what_a_run_file_gets_wrong_is_told(settings, told):
+    with pytest.raises(RequestError, match=told):
+        parse(settings)
+
+
+def test_every_name_is_that_of_a_reward_here():
+
+    for module, attribute in REWARDS.values():
+        assert callable(getattr(importlib.import_module(f"loopwright.rewards.{module}"), attribute))
