@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -44,7 +45,7 @@ def served(*sources: object, folder: Path, key: str = "none", **settings: object
     models = [loopwright.load(source, device="cpu", store=store) for source in sources]
     chosen = Settings(folder=folder, port=free_port(), **settings)
     with listen(chosen) as sock:
-        service = Service(models, chosen)
+        service = Service(models, chosen, partial(loopwright.load, device="cpu", store=store))
         server = server_of(service)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()

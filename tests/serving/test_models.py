@@ -13,7 +13,7 @@ from loopwright import media
 from loopwright.errors import RequestError
 from loopwright.request import Request
 from loopwright.serving.bodies import Body, ImageBody, RolloutBody, VideoBody, frames_of
-from loopwright.serving.models import by_name
+from loopwright.serving.lifecycle import by_name
 
 
 @pytest.fixture(scope="module")

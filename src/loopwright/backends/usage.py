@@ -33,6 +33,12 @@ def peak_bytes(device: str) -> tuple[int, str]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "the process"
 
 
+def trim(device: str) -> None:
+    """Give a CUDA device back what this process holds of it for later."""
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
 def settle(device: str) -> None:
     """Wait for the copies and kernels under way on a CUDA device."""
     if device.startswith("cuda"):

@@ -150,8 +150,12 @@ def _counted(parameters: float) -> str:
     return str(parameters)
 
 
-_TOLD = {
-    "parameters": _counted,
-    "size": lambda size: as_size(int(size)),
-    "used": lambda used: time.strftime("%Y-%m-%d", time.localtime(used)),
-}
+def _size(count: float) -> str:
+    return as_size(int(count))
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))
+
+
+_TOLD = {"parameters": _counted, "size": _size, "used": _day}

@@ -10,6 +10,7 @@ Answers come in fixed mode unless a request asks for another: the same bits whoe
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,12 +55,27 @@ FLAGS = (
     Flag("anonymous", "listen beyond this machine although nobody needs a key", bool, "access"),
     Flag("tls_cert", "certificate in PEM format: HTTPS instead of HTTP", group="access", metavar="FILE"),
     Flag("tls_key", "its key in PEM format, without a passphrase", group="access", metavar="FILE"),
-    Flag("manager", "a key's name that may load and unload models; may be given again", group="access", metavar="NAME",
-         many=True),
-    Flag("model_root", "folder with models that managers may load, besides those named; may be given again",
-         group="access", metavar="FOLDER", many=True),
-    Flag("idle_evict", "minutes after which a model nobody asks for lets its memory go, until somebody does", float,
-         "models", "N"),
+    Flag(
+        "manager",
+        "a key's name that may load and unload models; may be given again",
+        group="access",
+        metavar="NAME",
+        many=True,
+    ),
+    Flag(
+        "model_root",
+        "folder with models that managers may load, besides those named; may be given again",
+        group="access",
+        metavar="FOLDER",
+        many=True,
+    ),
+    Flag(
+        "idle_evict",
+        "minutes after which a model nobody asks for lets its memory go, until somebody does",
+        float,
+        "models",
+        "N",
+    ),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
     Flag("save_seconds", "how often a job under way is saved; 0, after every step", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
@@ -97,7 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         sock = server.listen(settings)
     with sock:
         with quiet():
-            service = Service(_load(arguments), settings)
+            models, load = _load(arguments)
+            service = Service(models, settings, load)
         server.run(service, sock)
     return 0
 
@@ -136,8 +153,8 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     return Settings(limits=limits, **{name: value for name, value in given.items() if name in known})
 
 
-def _load(arguments: argparse.Namespace) -> "list[Model]":
-    """The models, which share their components."""
+def _load(arguments: argparse.Namespace) -> "tuple[list[Model], Callable[[str], Model]]":
+    """The models, which share their components, and how others are loaded."""
     from .. import api
     from ..engine.store import Store
     from ..files import cache_folder
@@ -152,5 +169,6 @@ def _load(arguments: argparse.Namespace) -> "list[Model]":
     store = Store(prices=cache_folder() / "prices")
     given = {name: value for name in _MODELS if (value := getattr(arguments, name)) is not None}
     models = [api.load(name, store=store, **given) for name in arguments.models]
+    others = {name: value for name, value in given.items() if name not in _OF_ONE}
     print(f"loading {len(models)} model{'s' * (len(models) > 1)}", file=sys.stderr, flush=True)
-    return models
+    return models, lambda folder: api.load(folder, store=store, **others)

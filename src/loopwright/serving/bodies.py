@@ -125,6 +125,14 @@ class RolloutBody(VideoBody):
     trajectory: Annotated[bool, Field(description="latents before the first step and after each")] = True
 
 
+class ModelBody(BaseModel):
+    """POST /v1/models."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Name
+
+
 def size_of(size: str | None) -> tuple[int, int]:
     """Width and height."""
     found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", size or "", re.ASCII)

@@ -1,6 +1,6 @@
 """Whether the engine does what it is for: a request as small as can be, run to its end.
 
-    health = Health(jobs, model, good_for=5.0)
+    health = Health(jobs, lifecycle, good_for=5.0)
     await health.check()                           # raises what is wrong
 
 The outcome is kept for a few seconds, so that those who ask often do not make the work.
@@ -8,23 +8,24 @@ The outcome is kept for a few seconds, so that those who ask often do not make t
 
 import asyncio
 import time
+from functools import partial
 
 from ..api.model import Model
 from ..card import whole
 from ..engine.job import Job
 from ..request import Frames, Request
 from .jobs import Jobs
+from .lifecycle import LOADED, Lifecycle
 from .refusal import Refusal
 
 _PATIENCE = 60.0  # seconds; steps of large videos take their time
 
 
 class Health:
-    """Of the engine that serves `model`."""
+    """Of the engine. The request is one of a model that is loaded; while none is, the engine only has to answer."""
 
-    def __init__(self, jobs: Jobs, model: Model, good_for: float) -> None:
-        self._jobs, self._model, self._good_for = jobs, model, good_for
-        self._request = smallest(model)
+    def __init__(self, jobs: Jobs, lifecycle: Lifecycle, good_for: float) -> None:
+        self._jobs, self._lifecycle, self._good_for = jobs, lifecycle, good_for
         self._at, self._seconds = -good_for, 0.0
         self._checking = asyncio.Lock()
 
@@ -39,14 +40,18 @@ class Health:
     async def _run(self) -> float:
         begun = time.monotonic()
         try:
-            await self._jobs.run(
-                lambda listener: Job(self._model.instance, self._request, listener=listener),
-                priority="high",
-                seconds=_PATIENCE,
-            )
+            await self._ask()
         except Exception as error:
             raise Refusal(f"the engine does not work: {error}", status=503, code="unhealthy") from error
         return time.monotonic() - begun
+
+    async def _ask(self) -> None:
+        loaded = [model for name, model in self._lifecycle.named.items() if self._lifecycle.state(name) == LOADED]
+        if not loaded:
+            await asyncio.wait_for(asyncio.wrap_future(self._jobs.driver.call(lambda: None)), _PATIENCE)
+            return
+        make = partial(Job, loaded[0].instance, smallest(loaded[0]))
+        await self._jobs.run(lambda listener: make(listener=listener), priority="high", seconds=_PATIENCE, probe=True)
 
 
 def smallest(model: Model) -> Request:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..api.model import Model
+from ..engine.events import Cancelled, Done, Event, Failed
 from ..engine.job import Job, Listener
 from .driver import Driver
+from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .refusal import Refusal, code_of
 from .ticket import Ticket
@@ -28,24 +30,32 @@ _ENCODERS = 2
 class Jobs:
     """On the event loop."""
 
-    def __init__(self, driver: Driver, metrics: Metrics) -> None:
-        self.driver, self._metrics = driver, metrics
+    def __init__(self, driver: Driver, metrics: Metrics, lifecycle: Lifecycle) -> None:
+        self.driver, self._metrics, self._lifecycle = driver, metrics, lifecycle
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._live: set[Ticket] = set()
 
     async def start(
-        self, make: Callable[[Listener], Job], *, priority: str = "normal", seconds: float | None = None
+        self,
+        make: Callable[[Listener], Job],
+        *,
+        priority: str = "normal",
+        seconds: float | None = None,
+        probe: bool = False,
     ) -> Ticket:
-        """Make a job and queue it; it is cancelled if it has not ended in so many seconds."""
+        """Make a job and queue it; it is cancelled if it has not ended in so many seconds.
+
+        A `probe` only looks whether the engine works: its model may still be idle.
+        """
         loop = asyncio.get_running_loop()
         ticket, spans = Ticket(loop), JobSpans(loop)
         due = None if seconds is None else time.perf_counter() + seconds
 
         def begin() -> None:
             try:
-                ticket.job = make(spans.also(ticket.listen))
+                ticket.job = make(self._until_its_end(spans.also(ticket.listen), ticket, probe))
                 spans.of(ticket.job)
-                self.driver.submit(ticket.job, priority=priority, deadline=due)
+                self._submit(ticket.job, priority, due)
             except BaseException as error:
                 spans.fail(error)
                 raise
@@ -60,6 +70,23 @@ class Jobs:
         if seconds is not None:
             ticket.alarm = loop.call_later(seconds, self._expire, ticket)
         return ticket
+
+    def _submit(self, job: Job, priority: str, due: float | None) -> None:
+        """Queue the job; its model stays until it has ended."""
+        self._lifecycle.enter(job.model)
+        try:
+            self.driver.submit(job, priority=priority, deadline=due)
+        except BaseException:
+            self._lifecycle.leave(job.model)
+            raise
+
+    def _until_its_end(self, listener: Listener, ticket: Ticket, probe: bool) -> Listener:
+        def listen(event: Event) -> None:
+            if isinstance(event, (Done, Failed, Cancelled)):
+                self._lifecycle.leave(ticket.job.model, used=not probe)
+            listener(event)
+
+        return listen
 
     async def finish(self, ticket: Ticket) -> Job:
         """The job, done. Raises what ended it otherwise; whoever stops waiting cancels it."""
@@ -82,10 +109,15 @@ class Jobs:
         return job
 
     async def run(
-        self, make: Callable[[Listener], Job], *, priority: str = "normal", seconds: float | None = None
+        self,
+        make: Callable[[Listener], Job],
+        *,
+        priority: str = "normal",
+        seconds: float | None = None,
+        probe: bool = False,
     ) -> Job:
         """Start and finish."""
-        return await self.finish(await self.start(make, priority=priority, seconds=seconds))
+        return await self.finish(await self.start(make, priority=priority, seconds=seconds, probe=probe))
 
     async def encode(self, model: Model, job: Job, path: Path) -> Path:
         """The result as a file, by its suffix."""

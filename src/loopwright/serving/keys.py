@@ -26,6 +26,11 @@ class Keys:
         if not self._hashes:
             raise RequestError("no API key in the file", value=str(path), remedy="make one with --new-key NAME")
 
+    @property
+    def names(self) -> list[str]:
+        """Whose keys there are."""
+        return list(self._hashes)
+
     def owner(self, key: str) -> str | None:
         """Whose key it is; None for a key of nobody's. Takes as long for the one as for the other."""
         given, found = _hash(key), None

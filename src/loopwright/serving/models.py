@@ -1,20 +1,20 @@
 """The models of a server, and requests of them: resolved, within limits, with the rows that fixed mode keeps.
 
-models = Models([api.load("loopwright/tiny-wan")], driver, limits)
+models = Models(lifecycle, driver, limits)
 asked = await models.resolve(None, "a fox", None, {}, {"seed": 7})
 asked.request.rows, asked.echo["card"]
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..api.model import Model, Parameter, sampler_of
 from ..card import experts
-from ..errors import RequestError
 from ..program import bind
 from ..request import Frames, Request
 from .driver import Driver
+from .lifecycle import Lifecycle
 from .refusal import Refusal
 from .settings import Limits
 
@@ -30,37 +30,24 @@ class Asked:
     echo: Mapping[str, object]
 
 
-def by_name(models: Iterable[Model]) -> dict[str, Model]:
-    """Models by what clients call them. Raises RequestError where that is not one model."""
-    named: dict[str, Model] = {}
-    for model in models:
-        if model.card.name in named:
-            raise RequestError("two models have one name", value=model.card.name, remedy="rename one's folder")
-        named[model.card.name] = model
-    return named
-
-
-def read_weights(models: Iterable[Model]) -> None:
-    """Read every component that a task uses now, rather than at its first request."""
-    for model in models:
-        stages = [stage for program in model.card.programs.values() for stage in program.stages]
-        for name in dict.fromkeys(name for stage in stages for name in stage.uses):
-            model.instance.part(name)
-
-
 class Models:
     """Of one device, which `driver` drives."""
 
-    def __init__(self, models: Sequence[Model], driver: Driver, limits: Limits) -> None:
-        self.named = by_name(models)
+    def __init__(self, lifecycle: Lifecycle, driver: Driver, limits: Limits) -> None:
+        self.lifecycle = lifecycle
         self._driver, self._limits = driver, limits
         self._rows: dict[object, int] = {}
+
+    @property
+    def named(self) -> Mapping[str, Model]:
+        """By what clients call them."""
+        return self.lifecycle.named
 
     def get(self, name: str | None) -> Model:
         """The model of that name; without one, the only one there is."""
         if name is None and len(self.named) == 1:
             return next(iter(self.named.values()))
-        if name not in self.named:
+        if name is None or name not in self.named:
             what = "no model named" if name is None else f"no such model: {name!r}"
             choices = ", ".join(self.named)
             raise Refusal(f"{what}; choices: {choices}", status=404, code="model_not_found", param="model")
@@ -76,6 +63,18 @@ class Models:
     ) -> Asked:
         """Raises Refusal or a LoopwrightError; afterwards nothing of the request is in doubt."""
         model = self.get(name)
+        await self.lifecycle.ready(model)
+        with self.lifecycle.using(model):
+            return await self._resolve(model, prompt, task, media, parameters)
+
+    async def _resolve(
+        self,
+        model: Model,
+        prompt: str,
+        task: str | None,
+        media: Mapping[str, Frames],
+        parameters: Mapping[str, Parameter],
+    ) -> Asked:
         mode, rows = parameters.get("mode") or "fixed", parameters.get("rows")
         measured = mode == "fixed" and rows is None
         settled = {**parameters, "mode": mode, "rows": 1 if measured else rows}

@@ -22,18 +22,19 @@ _NAMES = {str: "string", int: "integer", float: "number", type(None): "null"}
 _APART = ("model", "task", "image", "video", "output")
 
 
-def described(model: Model, limits: Limits) -> dict[str, object]:
+def described(model: Model, state: str, limits: Limits) -> dict[str, object]:
     """A model as OpenAI's clients list it, and what it takes."""
-    card = model.card
+    card, versions = model.card, model.instance.loaded
     return {
         "id": card.name,
         "object": "model",
+        "state": state,
         "created": 0,
         "owned_by": card.name.split("/")[0] if "/" in card.name else "local",
         "tasks": {task: {"inputs": list(program.inputs)} for task, program in card.programs.items()},
         "parameters": parameters(model, limits),
         "card": card.digest,
-        "weights": {name: model.instance.version(name) for name in experts(card)},
+        "weights": {name: versions[name] for name in experts(card) if name in versions},
         "dtypes": {name: c.dtype for name, c in card.components.items() if c.dtype},
         "device": model.instance.binding.device,
         "sampler": sampler_of(card),

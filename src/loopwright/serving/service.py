@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from ..api.model import Model
 from ..backends.usage import peak_bytes
 from ..engine.instance import Instance
+from ..errors import RequestError
 from ..program import task_of
 from .admission import Admission
 from .driver import Driver
@@ -23,8 +24,9 @@ from .health import Health
 from .images import Images
 from .jobs import Jobs
 from .keys import Keys
+from .lifecycle import Lifecycle, Load, by_name, read_weights
 from .metrics import Metrics, Reading
-from .models import Models, by_name, read_weights
+from .models import Models
 from .records import Records
 from .saver import Saver
 from .settings import Settings
@@ -37,28 +39,31 @@ _log = logging.getLogger("loopwright.serving")
 class Service:
     """Of models on one device that share a store. `closing` is set when no new work is taken."""
 
-    def __init__(self, models: Sequence[Model], settings: Settings) -> None:
+    def __init__(self, models: Sequence[Model], settings: Settings, load: Load | None = None) -> None:
         by_name(models)
         self.settings, self.limits = settings, settings.limits
         self.keys = None if settings.keys is None else Keys(settings.keys)
+        for name in settings.managers:
+            if self.keys is not None and name not in self.keys.names:
+                raise RequestError("no key of that name", value=name, choices=self.keys.names)
         self.records = Records(settings.folder)
         self.records.sweep()
-        read_weights(models)
+        for model in models:
+            read_weights(model)
         self._saver = Saver(settings.save_seconds)
         self.metrics = Metrics(self._readings(models[0].instance))
         execute = self.metrics.counting(models[0].execute)
         scheduler = models[0].scheduler(policy=settings.policy, execute=execute)
-        for model in models[1:]:
-            ledger = model.instance.store.ledger(model.instance.binding.device)
-            if ledger is not None:
-                model.instance.set_aside(ledger)
         self.driver = Driver(scheduler, between=self._saver)
-        self.jobs = Jobs(self.driver, self.metrics)
+        self.lifecycle = Lifecycle(
+            models, self.driver, load=load, roots=settings.model_roots, idle_seconds=settings.idle_seconds
+        )
+        self.jobs = Jobs(self.driver, self.metrics, self.lifecycle)
         self.admission = Admission(self.limits, self.jobs.soonest)
-        self.models = Models(models, self.driver, self.limits)
+        self.models = Models(self.lifecycle, self.driver, self.limits)
         self.images = Images(self.jobs, self.records, self.limits)
         self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
-        self.health = Health(self.jobs, models[0], settings.health_seconds)
+        self.health = Health(self.jobs, self.lifecycle, settings.health_seconds)
         self.closing = asyncio.Event()
 
     def _readings(self, instance: Instance) -> dict[str, tuple[str, Reading]]:
@@ -76,17 +81,17 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Measure what is asked by default, take up what was left, and keep house until the end."""
-        upkeep: asyncio.Task[None] | None = None
+        upkeep: list[asyncio.Task[None]] = []
         try:
             for model in self.models.named.values():
                 await self._measure(model)
             await self.videos.recover()
-            upkeep = asyncio.create_task(self._keep_house())
+            upkeep = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._keep_models())]
             yield
         finally:
             self.closing.set()
-            if upkeep is not None:
-                upkeep.cancel()
+            for task in upkeep:
+                task.cancel()
             await asyncio.to_thread(self.driver.close, self._saver.save_all)
             await self.videos.leave()
             await asyncio.to_thread(self.jobs.close)
@@ -106,6 +111,14 @@ class Service:
             except OSError:
                 _log.exception("results that have expired could not be removed")
             await asyncio.sleep(_UPKEEP_SECONDS)
+
+    async def _keep_models(self) -> None:
+        """Let go of what nobody asks for."""
+        if self.settings.idle_seconds is None:
+            return
+        while True:
+            await asyncio.sleep(min(_UPKEEP_SECONDS, self.settings.idle_seconds / 4))
+            await self.lifecycle.evict()
 
     def tidy(self) -> None:
         """Remove what has expired."""

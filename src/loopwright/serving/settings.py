@@ -72,6 +72,9 @@ class Settings:
         save_seconds: how often a job under way is saved, 0 for every step; the end of a stage saves as well.
         health_seconds: how long the outcome of a health check is good for.
         log_format: "text", or "json" for an object a line.
+        managers: names of the keys that may load and unload models; nobody may without.
+        model_roots: folders with models that may be loaded, besides those named at the start.
+        idle_seconds: a model that nobody has asked for in so long lets its weights go, until somebody does.
         drain_seconds: how long requests that wait for their answer may take to finish when the server stops.
     """
 
@@ -88,12 +91,26 @@ class Settings:
     retain_bytes: int = 10 * 2**30
     save_seconds: float = 0.0
     health_seconds: float = 5.0
+    managers: tuple[str, ...] = ()
+    model_roots: tuple[Path, ...] = ()
+    idle_seconds: float | None = None
     drain_seconds: float = 20.0
     log_format: str = "text"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise RequestError("unknown policy", value=self.policy, choices=POLICIES)
+        if self.managers and self.keys is None:
+            raise RequestError("whoever loads models needs a key", value=self.managers[0], remedy="give --keys FILE")
+        if self.model_roots and not self.managers:
+            raise RequestError(
+                "nobody may load models of", value=str(self.model_roots[0]), remedy="give --manager NAME"
+            )
+        for root in self.model_roots:
+            if not root.is_dir():
+                raise RequestError("no such folder", value=str(root), remedy="--model-root names one with models")
+        if self.idle_seconds is not None and self.idle_seconds <= 0:
+            raise RequestError("a model is idle after a time above 0", value=self.idle_seconds)
         if self.log_format not in FORMATS:
             raise RequestError("unknown format of the log", value=self.log_format, choices=FORMATS)
         if not 0 < self.port < 65536:

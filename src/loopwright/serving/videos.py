@@ -39,6 +39,7 @@ class Videos:
         self._saver, self._admission = saver, admission
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
         self._following: dict[str, asyncio.Task[None]] = {}
+        self._begun: set[str] = set()
 
     async def create(
         self,
@@ -104,8 +105,13 @@ class Videos:
         return known
 
     async def recover(self) -> None:
-        """Queue what a server before this one has left, in its order, each from where it was last saved."""
+        """Queue what a server before this one has left, in its order, each from where it was last saved.
+
+        What waits for its model stays, and is queued by calling this again.
+        """
         for record in await asyncio.to_thread(self._records.unfinished):
+            if record.id in self._begun:
+                continue
             model = self._models.named.get(record.model)
             if model is None:
                 _log.warning("job %s waits for its model %s, which is not served", record.id, record.model)
@@ -125,6 +131,7 @@ class Videos:
         """Queue the job, which is kept from its first step on, and follow it to its end."""
         seconds = None if record.deadline is None else max(0.0, record.deadline - time.time())
         path = self._records.saved(record)
+        self._begun.add(record.id)
 
         def made(listener: Listener) -> Job:
             job = make(listener)
@@ -135,6 +142,7 @@ class Videos:
             ticket = await self._jobs.start(made, priority=record.priority, seconds=seconds)
         except BaseException:
             self._saver.drop(path)
+            self._begun.discard(record.id)
             raise
         self._tickets[record.id] = ticket
         self._following[record.id] = asyncio.create_task(self._follow(record, ticket))
@@ -156,6 +164,7 @@ class Videos:
         finally:
             self._admission.leave(record.owner, 1)
             del self._following[record.id]
+            self._begun.discard(record.id)
             self._forget()
 
     async def _end(self, record: Record, ticket: Ticket) -> Mapping[str, object]:
