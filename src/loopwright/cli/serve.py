@@ -76,6 +76,11 @@ FLAGS = (
         "models",
         "N",
     ),
+    Flag(
+        "safety",
+        "filter of prompts and pictures: opennsfw, or module:function of your own; none if left out",
+        group="access",
+    ),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
     Flag("save_seconds", "how often a job under way is saved; 0, after every step", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from ..api.model import Model
+from ..api.result import Result
 from ..card import whole
 from ..engine.job import Job
 from ..loops.denoise import DenoiseState
@@ -58,7 +59,7 @@ class Glimpses:
             raise _nothing() from None
         request = replace(job.request, num_frames=1, output="video")
         decoded = await self._jobs.run(partial(decoding, model.instance, request, latents), priority="high")
-        return await self._jobs.aside(lambda: _file(model, decoded))
+        return await self._jobs.aside(lambda: _file(self._jobs.result(model, decoded)))
 
     async def _clean(self, model: Model, job: Job, ticket: Ticket) -> torch.Tensor:
         """The latents where a line through two of the job's states meets sigma 0."""
@@ -80,9 +81,9 @@ class Glimpses:
         return state
 
 
-def _file(model: Model, job: Job) -> bytes:
+def _file(result: Result) -> bytes:
     """Blocks."""
-    video, file = model.result(job).video, io.BytesIO()
+    video, file = result.video, io.BytesIO()
     assert video is not None
     Image.fromarray(video[0]).save(file, "WEBP")
     return file.getvalue()

@@ -86,7 +86,7 @@ class Images:
             suffix=suffix,
             kind="image",
         )
-        path = asked.model.result(job).save(self._records.file(record))
+        path = self._jobs.result(asked.model, job).save(self._records.file(record))
         self._records.add(replace(record, bytes=path.stat().st_size))
         return record
 
@@ -94,7 +94,7 @@ class Images:
         """Blocks."""
         path = self._records.files / f"{new_id('image')}{suffix}"
         try:
-            return base64.b64encode(model.result(job).save(path).read_bytes()).decode()
+            return base64.b64encode(self._jobs.result(model, job).save(path).read_bytes()).decode()
         finally:
             path.unlink(missing_ok=True)
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..api.model import Model
+from ..api.result import Result
 from ..engine.events import Cancelled, Done, Event, Failed
 from ..engine.job import Job, Listener
 from .driver import Driver
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .refusal import Refusal, code_of
+from .safety import Guard
 from .ticket import Ticket
 from .tracing import JobSpans
 
@@ -30,8 +32,8 @@ _ENCODERS = 2
 class Jobs:
     """On the event loop."""
 
-    def __init__(self, driver: Driver, metrics: Metrics, lifecycle: Lifecycle) -> None:
-        self.driver, self._metrics, self._lifecycle = driver, metrics, lifecycle
+    def __init__(self, driver: Driver, metrics: Metrics, lifecycle: Lifecycle, guard: Guard) -> None:
+        self.driver, self._metrics, self._lifecycle, self._guard = driver, metrics, lifecycle, guard
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._live: set[Ticket] = set()
 
@@ -121,7 +123,13 @@ class Jobs:
 
     async def encode(self, model: Model, job: Job, path: Path) -> Path:
         """The result as a file, by its suffix."""
-        return await self.aside(lambda: model.result(job).save(path))
+        return await self.aside(lambda: self.result(model, job).save(path))
+
+    def result(self, model: Model, job: Job) -> Result:
+        """What a job has made, if it may be shown. Blocks. Raises Refusal otherwise."""
+        result = model.result(job)
+        self._guard.frames(result.video)
+        return result
 
     async def aside(self, work: Callable[[], T]) -> T:
         """What `work` gives, in a thread of the pool."""

@@ -1,6 +1,6 @@
 """The models of a server, and requests of them: resolved, within limits, with the rows that fixed mode keeps.
 
-models = Models(lifecycle, driver, limits)
+models = Models(lifecycle, driver, limits, guard)
 asked = await models.resolve(None, "a fox", None, {}, {"seed": 7})
 asked.request.rows, asked.echo["card"]
 """
@@ -16,6 +16,7 @@ from ..request import Frames, Request
 from .driver import Driver
 from .lifecycle import Lifecycle
 from .refusal import Refusal
+from .safety import Guard
 from .settings import Limits
 
 _ADAPTER = ("component", "digest", "scale")
@@ -33,8 +34,8 @@ class Asked:
 class Models:
     """Of one device, which `driver` drives."""
 
-    def __init__(self, lifecycle: Lifecycle, driver: Driver, limits: Limits) -> None:
-        self.lifecycle = lifecycle
+    def __init__(self, lifecycle: Lifecycle, driver: Driver, limits: Limits, guard: Guard) -> None:
+        self.lifecycle, self._guard = lifecycle, guard
         self._driver, self._limits = driver, limits
         self._rows: dict[object, int] = {}
 
@@ -88,6 +89,7 @@ class Models:
         )
         self._limits.check(request)
         bind(model.card, request, model.instance.loops)
+        await asyncio.to_thread(self._guard.prompt, prompt)
         if measured:
             request = replace(request, rows=await self.rows(model, request))
         return Asked(model, request, await asyncio.to_thread(_echo, model, request))

@@ -18,6 +18,7 @@ from ..backends.usage import peak_bytes
 from ..engine.instance import Instance
 from ..errors import RequestError
 from ..program import task_of
+from . import safety
 from .admission import Admission
 from .driver import Driver
 from .health import Health
@@ -28,6 +29,7 @@ from .lifecycle import Lifecycle, Load, by_name, read_weights
 from .metrics import Metrics, Reading
 from .models import Models
 from .records import Records
+from .safety import Guard
 from .saver import Saver
 from .settings import Settings
 from .videos import Videos
@@ -46,6 +48,7 @@ class Service:
         for name in settings.managers:
             if self.keys is not None and name not in self.keys.names:
                 raise RequestError("no key of that name", value=name, choices=self.keys.names)
+        self.guard = Guard(safety.load(settings.safety))
         self.records = Records(settings.folder)
         self.records.sweep()
         for model in models:
@@ -58,9 +61,9 @@ class Service:
         self.lifecycle = Lifecycle(
             models, self.driver, load=load, roots=settings.model_roots, idle_seconds=settings.idle_seconds
         )
-        self.jobs = Jobs(self.driver, self.metrics, self.lifecycle)
+        self.jobs = Jobs(self.driver, self.metrics, self.lifecycle, self.guard)
         self.admission = Admission(self.limits, self.jobs.soonest)
-        self.models = Models(self.lifecycle, self.driver, self.limits)
+        self.models = Models(self.lifecycle, self.driver, self.limits, self.guard)
         self.images = Images(self.jobs, self.records, self.limits)
         self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
         self.health = Health(self.jobs, self.lifecycle, settings.health_seconds)

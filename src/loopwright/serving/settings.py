@@ -75,6 +75,7 @@ class Settings:
         managers: names of the keys that may load and unload models; nobody may without.
         model_roots: folders with models that may be loaded, besides those named at the start.
         idle_seconds: a model that nobody has asked for in so long lets its weights go, until somebody does.
+        safety: the filter of prompts and pixels, "opennsfw" or "module:function"; None for no filter.
         drain_seconds: how long requests that wait for their answer may take to finish when the server stops.
     """
 
@@ -94,6 +95,7 @@ class Settings:
     managers: tuple[str, ...] = ()
     model_roots: tuple[Path, ...] = ()
     idle_seconds: float | None = None
+    safety: str | None = None
     drain_seconds: float = 20.0
     log_format: str = "text"
 

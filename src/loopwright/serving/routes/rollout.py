@@ -10,6 +10,7 @@ from ...engine.job import Job
 from .. import intake
 from ..bodies import RolloutBody
 from ..models import Asked
+from ..refusal import Refusal
 from ..service import Service
 from ..sse import unless_gone
 from ..trajectory import Trajectory, rollout_bytes
@@ -24,6 +25,8 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/rollout/generate", openapi_extra=intake.described(RolloutBody, FILE))
     async def generate(request: Request) -> Response:
+        if service.guard.watching:
+            raise Refusal("latents cannot be looked at by this server's safety filter", status=403, code="not_allowed")
         body, upload = await intake.read(request, RolloutBody, file=FILE)
         require_room(service, request, body)
         card = service.models.get(body.model).card
