@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .card import Card, Component, derive, load_card
 from .errors import CardError, WeightsError
-from .models import wan
+from .models import reward, wan
 from .models.wan.card import read_json
 from .program import Loops
 from .weights import hub
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Velocity = Callable[..., "Tensor"]
 ZOO = Path(__file__).parent / "zoo"
 SHIPPED = {"loopwright/tiny-wan": ZOO / "tiny-wan"}
-FAMILIES = ("wan", "labels")
+FAMILIES = ("wan", "labels", "reward")
 _PIPELINES = {pipeline: "wan" for pipeline in wan.PIPELINES}
 
 
@@ -145,6 +145,8 @@ def _local(folder: Path, name: str = "") -> Card:
         )
     if (folder / "card.json").is_file():
         return load_card(folder / "card.json")
+    if _is_scorer(folder):
+        return reward.describe(folder, name)
     if not (folder / "model_index.json").is_file():
         raise WeightsError(
             f"{folder} holds neither card.json nor model_index.json",
@@ -161,3 +163,11 @@ def _local(folder: Path, name: str = "") -> Card:
         )
     module: Family = importlib.import_module(f".models.{family}", __package__)  # type: ignore[assignment]
     return module.describe(folder, name)
+
+
+def _is_scorer(folder: Path) -> bool:
+    """Whether transformers saved a model that scores there."""
+    if not (folder / "config.json").is_file():
+        return False
+    named = read_json(folder / "config.json").get("architectures")
+    return isinstance(named, list) and bool(set(named) & set(reward.ARCHITECTURES))

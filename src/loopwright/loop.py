@@ -32,6 +32,7 @@ class Unit(Enum):
     TOKEN = "token"  # the next token of a sequence
     CHUNK = "chunk"  # the next chunk of a video that is made from its past
     DECODE = "decode"
+    REWARD = "reward"  # what a model thinks of a clip
 
 
 @dataclass(frozen=True, slots=True)

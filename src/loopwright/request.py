@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-OUTPUTS = ("video", "latents")
+OUTPUTS = ("video", "latents", "score")
 MODES = ("exact", "fixed", "throughput")
 ATTENTION, KERNELS = "sdpa", "plain"  # where neither the request nor the card's defaults choose
 

@@ -17,7 +17,6 @@ from lettered import sample
 from loopwright.errors import RequestError
 from loopwright.rewards.remote import Remote
 from loopwright.rewards.vision import Vision
-from loopwright.rewards.wire import Calls
 
 LEVELS = (10, 60, 110, 160, 210)
 SAMPLES = [sample(f"level {each}", np.full((4, 6, 3), each, np.uint8), kind="flat") for each in LEVELS]
@@ -29,6 +28,7 @@ class Service:
     def __init__(self) -> None:
         self.answer: Callable[[int, bytes], tuple[int, bytes]] = lambda number, body: (200, b"{}")
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.headers: dict[str, str] = {}
         self.busy = self.most = 0
         lock, service = threading.Lock(), self
 
@@ -46,6 +46,8 @@ class Service:
                         service.busy -= 1
                 self.send_response(status)
                 self.send_header("content-length", str(len(said)))
+                for name, value in service.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(said)
 
@@ -53,6 +55,7 @@ class Service:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda request, address: None  # clients leave
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -206,9 +209,9 @@ def test_a_judge_who_says_more_or_less_than_a_number_gives_no_score(service, tex
 
 def test_the_pause_doubles_and_a_busy_server_may_ask_for_more(service, monkeypatch):
     pauses: list[float] = []
+    monkeypatch.setattr("loopwright.rewards.wire.PAUSE", 1.0)
     monkeypatch.setattr("loopwright.rewards.wire.time.sleep", pauses.append)
     service.answer = lambda number, body: (429, b"")
-    calls = Calls(service.url, retries=3, pause=1.0)
-    score = Remote(service.url)
-    score._calls = calls
-    assert score(SAMPLES[:1]) == [None] and pauses == [1.0, 2.0, 4.0]
+    assert Remote(service.url)(SAMPLES[:1]) == [None] and pauses == [1.0, 2.0, 4.0]
+    service.headers, pauses[:] = {"retry-after": "3"}, []
+    assert Remote(service.url)(SAMPLES[:1]) == [None] and pauses == [3.0, 3.0, 4.0]

@@ -23,7 +23,7 @@ from .flags import Flags
 from .instance import Instance
 from .job import Job, host_values
 
-MERGED = (Unit.DENOISE, Unit.TOKEN, Unit.CHUNK)
+MERGED = (Unit.DENOISE, Unit.TOKEN, Unit.CHUNK, Unit.REWARD)
 FREELY = (*MERGED, Unit.DECODE)  # in throughput mode; in fixed mode all would pay for rows that few need
 _TRIALS = 3
 

@@ -31,6 +31,7 @@ REWARDS: Mapping[str, tuple[str, str]] = {
     "jpeg": ("jpeg", "JPEG"),
     "remote": ("remote", "Remote"),
     "vision": ("vision", "Vision"),
+    "served": ("served", "Served"),
 }
 _POOL = ("workers", "timeout")
 

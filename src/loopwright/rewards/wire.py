@@ -60,7 +60,6 @@ class Calls:
         timeout: float = 30.0,
         retries: int = 3,
         concurrency: int = 8,
-        pause: float = PAUSE,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
@@ -70,7 +69,7 @@ class Calls:
             if value < least:
                 raise RequestError(f"a scorer's {what} is too small", value=value, remedy=f"give {least:g} or more")
         self.failures: Counter[str] = Counter()
-        self._url, self._timeout, self._retries, self._pause = url, timeout, retries, pause
+        self._url, self._timeout, self._retries = url, timeout, retries
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._client = httpx.Client(timeout=timeout, limits=limits, headers=headers)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
@@ -98,7 +97,7 @@ class Calls:
                 if not failed.again or tried == self._retries:
                     self.count(str(failed), samples)
                     return None
-                time.sleep(min(max(self._pause * 2**tried, failed.pause), LONGEST))
+                time.sleep(min(max(PAUSE * 2**tried, failed.pause), LONGEST))
         raise AssertionError("unreachable")
 
     def _once(self, question: Question[R]) -> R:
