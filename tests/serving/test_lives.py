@@ -135,7 +135,7 @@ def test_a_key_makes_one_video_however_often_it_is_sent(server):
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
     assert server.openai.videos.poll(ids[0], poll_interval_ms=20).status == "completed"
     refused = server.http.post("/v1/images/generations", json=SMALL | {"prompt": "a"}, headers={"Idempotency-Key": "k"})
-    assert refused.status_code == 400
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_conflict")
 
 
 def test_events_are_told_to_all_who_listen_and_again_to_who_was_away(server):

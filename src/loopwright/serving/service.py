@@ -29,6 +29,7 @@ from .lifecycle import Lifecycle, Load, by_name, read_weights
 from .metrics import Metrics, Reading
 from .models import Models
 from .records import Records
+from .repeats import Repeats
 from .safety import Guard
 from .saver import Saver
 from .settings import Settings
@@ -65,6 +66,7 @@ class Service:
         self.admission = Admission(self.limits, self.jobs.soonest)
         self.models = Models(self.lifecycle, self.driver, self.limits, self.guard)
         self.images = Images(self.jobs, self.records, self.limits)
+        self.repeats = Repeats(self.records)
         self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
         self.health = Health(self.jobs, self.lifecycle, settings.health_seconds)
         self.closing = asyncio.Event()

@@ -4,6 +4,7 @@ asked = await resolve(service, body, task, parameters, {"image": contents})
 """
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 
 from starlette.requests import Request as HttpRequest
@@ -14,12 +15,28 @@ from ...program import task_of
 from .. import uploads
 from ..bodies import Body
 from ..models import Asked
+from ..refusal import Refusal
 from ..service import Service
+
+_KEY = 255  # characters of an Idempotency-Key
 
 
 def owner_of(request: HttpRequest) -> str:
     """Who asks, as the gate has found."""
     return str(request.state.owner)
+
+
+def key_of(request: HttpRequest) -> str | None:
+    """The Idempotency-Key, if there is one. Raises Refusal for one that is none."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _KEY:
+        raise Refusal(f"an Idempotency-Key has 1 to {_KEY} characters", param="Idempotency-Key")
+    return key
+
+
+def fingerprint(body: Body, upload: bytes | None) -> str:
+    """Of what was asked for, as far as the client said it."""
+    return hashlib.sha256(body.model_dump_json().encode() + b"\0" + (upload or b"")).hexdigest()
 
 
 def require_room(service: Service, request: HttpRequest, body: Body) -> None:

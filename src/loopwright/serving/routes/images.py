@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,9 +14,10 @@ from .. import intake, uploads
 from ..bodies import ImageBody
 from ..models import Asked
 from ..refusal import Refusal
+from ..repeats import Keyed
 from ..service import Service
 from ..sse import EventStream, unless_gone
-from .asking import dry, owner_of, require_room
+from .asking import dry, fingerprint, key_of, owner_of, require_room
 
 FILE = "image"
 
@@ -42,7 +44,7 @@ def router(service: Service) -> APIRouter:
         folder, most = service.records.files, service.limits.uploads
         frames = await asyncio.to_thread(uploads.decode, upload, "image", folder, most=most)
         asked = await service.models.resolve(body.model, body.prompt, task, {"video": frames}, body.parameters())
-        return await answer(request, asked, body, "image_edit")
+        return await answer(request, asked, body, "image_edit", upload)
 
     @routes.get("/v1/images/{image_id}/content")
     async def content(request: Request, image_id: str) -> Response:
@@ -51,9 +53,12 @@ def router(service: Service) -> APIRouter:
             raise Refusal(f"no such image: {image_id[:80]!r}", status=404, code="not_found", param="image_id")
         return FileResponse(service.records.file(record))
 
-    async def answer(request: Request, asked: Asked, body: ImageBody, name: str) -> Response:
-        if "idempotency-key" in request.headers:
-            raise Refusal("images are made while you wait: Idempotency-Key is for videos", param="Idempotency-Key")
+    async def answer(
+        request: Request, asked: Asked, body: ImageBody, name: str, upload: bytes | None = None
+    ) -> Response:
+        key = key_of(request)
+        if key is not None and body.stream:
+            raise Refusal("a stream is not sent twice: Idempotency-Key is for whole answers", param="Idempotency-Key")
         service.images.seeds(asked, body.n)
         if body.dry_run:
             return JSONResponse(dry(asked))
@@ -63,13 +68,20 @@ def router(service: Service) -> APIRouter:
             return EventStream(
                 service.images.stream(asked, body, name), at_end=lambda: service.admission.leave(owner, body.n)
             )
-        begun = int(time.time())
+        make = partial(whole, request, asked, body)
+        if key is not None:
+            keyed = Keyed(owner, key, fingerprint(body, upload), asked.model.card.name)
+            make = partial(service.repeats.once, keyed, make)
+        made = await unless_gone(request, make())
+        return Response(made, 499 if made is None else 200, media_type="application/json")  # 499: nobody reads it
+
+    async def whole(request: Request, asked: Asked, body: ImageBody) -> bytes:
+        begun, owner = int(time.time()), owner_of(request)
         with service.admission.admit(owner, body.n):
-            made = await unless_gone(request, service.images.make(asked, body, owner))
-        if made is None:
-            return Response(status_code=499)  # nobody reads it
+            made = await service.images.make(asked, body, owner)
         data = [_absolute(image, request) for image in made]
-        return JSONResponse({"created": begun, "data": data, "output_format": body.output_format, **asked.echo})
+        answer = {"created": begun, "data": data, "output_format": body.output_format, **asked.echo}
+        return bytes(JSONResponse(answer).body)
 
     return routes
 

@@ -1,6 +1,5 @@
 """POST and GET /v1/videos; GET and DELETE /v1/videos/{id}; its content, its events, and POST .../cancel."""
 
-import hashlib
 from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
@@ -17,10 +16,9 @@ from ..service import Service
 from ..sse import EventStream, Sent
 from ..tasks import until
 from ..videos import answer
-from .asking import dry, owner_of, require_room, resolve, task_for
+from .asking import dry, fingerprint, key_of, owner_of, require_room, resolve, task_for
 
 FILE = "input_reference"
-_KEY = 255  # characters of an Idempotency-Key
 
 
 class Page(BaseModel):
@@ -57,8 +55,8 @@ def router(service: Service) -> APIRouter:
             owner=owner_of(request),
             priority=body.priority,
             seconds=body.deadline,
-            key=_key(request),
-            fingerprint=_fingerprint(body, upload),
+            key=key_of(request),
+            fingerprint=fingerprint(body, upload),
         )
         return JSONResponse(shown(record))
 
@@ -109,15 +107,3 @@ def router(service: Service) -> APIRouter:
             yield Sent(str(event["type"]), event, ticket.id(number))
 
     return routes
-
-
-def _key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _KEY:
-        raise Refusal(f"an Idempotency-Key has 1 to {_KEY} characters", param="Idempotency-Key")
-    return key
-
-
-def _fingerprint(body: VideoBody, upload: bytes | None) -> str:
-    """Of what was asked for, as far as the client said it."""
-    return hashlib.sha256(body.model_dump_json().encode() + b"\0" + (upload or b"")).hexdigest()
