@@ -276,7 +276,7 @@ class Analyst:
 
 def score(video: torch.Tensor, asked: list[Asked], wanted: list[Asked], analyst: Analyst) -> dict[str, object]:
     """Shares of clips, generated for `asked`, that show what `wanted` says, and the motions that were mistaken."""
-    from reader import Reader
+    from loopwright.rewards.recogniser import Recogniser
 
     reading = analyst.read(video, asked)
     seen = [MOTIONS[a.motion] for a in wanted]
@@ -289,7 +289,7 @@ def score(video: torch.Tensor, asked: list[Asked], wanted: list[Asked], analyst:
     both = list(zip(asked, wanted, strict=True))
     things = [i for i, (a, w) in enumerate(both) if not (a.word or w.word)]
     worded = [i for i, (a, w) in enumerate(both) if a.word and w.word]
-    texts = Reader()([legible(video[i], asked[i]) for i in worded])
+    texts = Recogniser().read([legible(video[i], asked[i]) for i in worded])
     figures: dict[str, object] = {name: share(values) for name, values in right.items()}
     figures["object"] = share([int(reading.sprite[i]) == wanted[i].index for i in things])
     figures["digit"] = share(

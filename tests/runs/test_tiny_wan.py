@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from loopwright.models.wan.whole_clip import WholeClip
+from loopwright.rewards.recogniser import Recogniser
 
 RUNS = Path(__file__).parents[2] / "runs" / "tiny_wan"
-MODULES = ("clips", "evaluate", "feeds", "lettering", "networks", "reader", "start", "text")
+MODULES = ("clips", "evaluate", "feeds", "lettering", "networks", "start", "text")
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +74,11 @@ def test_the_judge_reads_in_drawn_clips_what_their_captions_say(parts, sprites):
 
 
 def test_words_are_spelled_letter_by_letter(parts):
-    lettering, reader = parts["lettering"], parts["reader"].Reader()
+    lettering = parts["lettering"]
     words = [word for word in lettering.short() if len(word) == 4][:20]
     pictures = lettering.spelled(lettering.glyphs(), lettering.letters(words))
     shown = (255 - pictures * 255).byte().permute(0, 2, 3, 1).expand(-1, -1, -1, 3).numpy()
-    assert sum(a == b for a, b in zip(reader(list(shown)), words, strict=True)) >= 19
+    assert sum(a == b for a, b in zip(Recogniser().read(list(shown)), words, strict=True)) >= 19
     halves = lettering.spelled(lettering.glyphs(), lettering.letters(["abc", "abcde"]))
     assert torch.equal(halves[0, :, :, 14:50], halves[1, :, :, 2:38])
 

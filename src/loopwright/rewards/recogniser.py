@@ -29,7 +29,7 @@ Picture = NDArray[np.uint8]
 Probabilities = NDArray[np.float32]
 BLANK = 0
 _WEIGHTS = Path("models") / "PP-OCRv6_rec_small.onnx"
-_HEIGHT, _GRAIN, _BATCH = 48, 32, 32  # pixels, pixels, pictures
+_HEIGHT, _GRAIN, _BATCH = 48, 8, 16  # pixels, pixels (a column of the answer), pictures
 _CONTRAST, _MARGIN = 0.25, 2  # of full scale, pixels
 
 

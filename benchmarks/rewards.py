@@ -1,0 +1,120 @@
+"""How many scores a second rewards give: in this process and from pools of processes, one thread each.
+
+    python benchmarks/rewards.py [--workers 1 2] [--seconds 5] [--output results.json]
+
+Words of three to five letters in a picture of 64x64 are the embedded model's case; squares around short words (48x64
+when enlarged) are what a text model of small pictures makes. On a machine that others use, too, the time on a core says
+more than the clock.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib import font_manager
+from PIL import Image, ImageDraw, ImageFont
+
+from loopwright.rewards import Sample
+from loopwright.rewards.jpeg import JPEG
+from loopwright.rewards.ocr import OCR
+from loopwright.rewards.pool import Pool
+from loopwright.rewards.tracking import Colour, Motion
+
+WORDS = ("lamp", "sun", "apple", "zero", "book", "cat", "ocean", "wolf")
+Rate = dict[str, float]
+BATCH, MOTIONS = 64, ("left", "growing", "spinning", "still")
+
+
+def word(said: str, width: int, height: int, size: int) -> np.ndarray:
+    """White on blue, uint8 [height, width, 3]."""
+    image = Image.new("RGB", (width, height), (20, 60, 180))
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono:bold"), size)
+    ImageDraw.Draw(image).text((width / 2, height / 2), said, font=font, fill="white", anchor="mm")
+    return np.asarray(image)
+
+
+def words(width: int, height: int, size: int, length: int = 5) -> list[Sample]:
+    """As many pictures as a batch has, of words of so many letters at most."""
+    short = [each for each in WORDS if len(each) <= length]
+    chosen = [short[place % len(short)] for place in range(BATCH)]
+    return [Sample(f'"{w}"', torch.from_numpy(word(w, width, height, size)[None].copy())) for w in chosen]
+
+
+def clips() -> list[Sample]:
+    """Nine frames of a square that moves."""
+    samples = []
+    for place in range(BATCH // 2):
+        frames = np.full((9, 64, 64, 3), 20, np.uint8)
+        for time_, frame in enumerate(frames):
+            frame[20:44, 30 - 2 * time_ : 54 - 2 * time_] = (200, 120, 40)
+        facts = {"motion": MOTIONS[place % len(MOTIONS)], "background": "black"}
+        samples.append(Sample("a square", torch.from_numpy(frames), facts))
+    return samples
+
+
+def rate(
+    score: Callable[[Sequence[Sample]], Sequence[float | None]], samples: Sequence[Sample], seconds: float
+) -> Rate:
+    """Scores a second, by the clock and by this process's time on a core: medians over batches after the first."""
+    score(samples)
+    clock, core, until = [], [], time.perf_counter() + seconds
+    while time.perf_counter() < until or len(clock) < 3:
+        begun, worked = time.perf_counter(), time.process_time()
+        scores = score(samples)
+        clock.append(len(samples) / (time.perf_counter() - begun))
+        core.append(len(samples) / max(time.process_time() - worked, 1e-9))
+        assert None not in scores
+    return {"a second": round(statistics.median(clock), 1), "a second of a core": round(statistics.median(core), 1)}
+
+
+def here(seconds: float) -> dict[str, Rate]:
+    """Each reward in this process, on one core."""
+    line, short, moving = words(64, 64, 18), words(64, 48, 30, length=3), clips()
+    return {
+        "ocr, words of 3 to 5 letters in 64x64": rate(OCR(), line, seconds),
+        "ocr, words of 3 letters in 48x64": rate(OCR(), short, seconds),
+        "ocr edit, words of 3 to 5 letters in 64x64": rate(OCR("edit"), line, seconds),
+        "motion, 9 frames of 64x64": rate(Motion(), moving, seconds),
+        "colour, 9 frames of 64x64": rate(Colour(), moving, seconds),
+        "jpeg, 64x64": rate(JPEG(), line, seconds),
+    }
+
+
+def pooled(workers: int, seconds: float) -> dict[str, float]:
+    """OCR in so many processes."""
+    pool = Pool("ocr", {}, workers=workers)
+    try:
+        found = rate(pool, words(64, 64, 18), seconds)["a second"]
+    finally:
+        pool.close()
+    return {"a second": found, "a worker": round(found / workers, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, os.cpu_count() or 1])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {
+        "cores": os.cpu_count(),
+        "machine": platform.processor() or platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "scores in one process": here(args.seconds),
+        "ocr in a pool": {str(count): pooled(count, args.seconds) for count in args.workers},
+    }
+    print(json.dumps(results, indent=2))
+    if args.output:
+        args.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
