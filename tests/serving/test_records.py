@@ -75,3 +75,41 @@ def test_a_folder_of_another_version_is_refused(tmp_path):
     opened.close()
     with pytest.raises(StateError, match="another version: 99; choices: 1"):
         Records(tmp_path)
+
+
+def test_what_another_server_has_left_is_taken_over_whole(records, tmp_path):
+    other, left = (
+        Records(tmp_path / "other"),
+        [record(key="k"), record("bob", status=COMPLETED, created=2.0, ended=2.0)],
+    )
+    records.add(record(key="k"))
+    for one in left:
+        other.add(one)
+    other.saved(left[0]).write_bytes(b"a job")
+    other.file(left[1]).write_bytes(b"a result")
+    with pytest.raises(StateError, match="is another server's"):
+        records.inherit(tmp_path / "other")
+    other.close()
+    assert records.inherit(tmp_path / "other") == left and not (tmp_path / "other").exists()
+    assert records.saved(left[0]).read_bytes() == b"a job" and records.file(left[1]).read_bytes() == b"a result"
+    assert records.get("bob", left[1].id) == left[1]
+    assert records.get("alice", left[0].id) == replace(left[0], key=None)  # its name is another's here
+
+
+def test_taking_over_goes_on_where_it_was_broken_off(records, tmp_path, monkeypatch):
+    other, left = Records(tmp_path / "other"), [record(), record()]
+    for one in left:
+        other.add(one)
+        other.saved(one).write_bytes(one.id.encode())
+    other.close()
+
+    def broken(self, one):
+        raise OSError("no more")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no more"):
+        patch.setattr(Records, "remove", broken)
+        records.inherit(tmp_path / "other")
+    records.sweep()
+    records.inherit(tmp_path / "other")
+    assert sorted(one.id for one in records.unfinished()) == sorted(one.id for one in left)
+    assert all(records.saved(one).read_bytes() == one.id.encode() for one in left)

@@ -9,12 +9,14 @@ loop.
 """
 
 import json
+import os
 import re
+import shutil
 import sqlite3
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ..errors import StateError
@@ -117,6 +119,10 @@ class Records:
         found = self._read("WHERE owner=? AND id=?", owner, id)
         return found[0] if found else None
 
+    def has(self, id: str) -> bool:
+        """Whether there is a record of that id, whoever's."""
+        return bool(self._read("WHERE id=?", id))
+
     def by_key(self, owner: str, key: str) -> Record | None:
         """The record that this key has made."""
         found = self._read("WHERE owner=? AND key=?", owner, key)
@@ -135,6 +141,11 @@ class Records:
         """Jobs that a server before this one has left, the oldest first."""
         return self._read("WHERE status IN (?, ?) ORDER BY created, id", *UNFINISHED)
 
+    def untold(self) -> list[Record]:
+        """Jobs that have ended, of which somebody is still to be told."""
+        pending = "json_extract(echo, '$.webhook.status')='pending'"
+        return self._read(f"WHERE status NOT IN (?, ?) AND {pending} ORDER BY ended", *UNFINISHED)
+
     def expired(self, now: float, seconds: float, most: int) -> list[Record]:
         """Ended records that are older than so many seconds, or that with the newer ones take more bytes than that."""
         ended = self._read("WHERE status NOT IN (?, ?) ORDER BY ended DESC, id", *UNFINISHED)
@@ -150,6 +161,31 @@ class Records:
         self._write("DELETE FROM jobs WHERE id=?", record.id)
         for path in (self.file(record), self.saved(record)):
             path.unlink(missing_ok=True)
+
+    def inherit(self, folder: Path) -> list[Record]:
+        """Take over all that lies in the folder of a server that has ended, which is then gone; what was taken.
+
+        Whenever this process ends, each record is whole in one of the two folders: a file is linked, its record
+        written, and only then are those of the other folder removed. Raises StateError if that server still runs.
+        """
+        other = Records(folder)
+        try:
+            taken = other._read("ORDER BY created, id")
+            for record in taken:
+                self._take(record, other)
+        finally:
+            other.close()
+        shutil.rmtree(folder)
+        return taken
+
+    def _take(self, record: Record, other: "Records") -> None:
+        for source, target in ((other.file(record), self.file(record)), (other.saved(record), self.saved(record))):
+            if source.exists() and not target.exists():
+                os.link(source, target)
+        if not self.has(record.id):  # as it is if a process ended in the middle of this
+            known = record.key is not None and self.by_key(record.owner, record.key) is not None
+            self.add(replace(record, key=None) if known else record)
+        other.remove(record)
 
     def sweep(self) -> None:
         """Drop files that no record knows, left by a process that ended between two writes."""

@@ -49,7 +49,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless(_left(receive), self._send(send))
+            await unless(left(receive), self._send(send))
         finally:
             if self._at_end is not None:
                 self._at_end()
@@ -76,9 +76,10 @@ class EventStream(Response):
 
 async def unless_gone(request: Request, work: Coroutine[object, object, T]) -> T | None:
     """What `work` gives; it is cancelled, and None given, if the client leaves first. The body must have been read."""
-    return await unless(_left(request.receive), work)
+    return await unless(left(request.receive), work)
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Return when the client has."""
     while (await receive())["type"] != "http.disconnect":
         pass
