@@ -2,9 +2,8 @@
 
     python benchmarks/rewards.py [--workers 1 2] [--seconds 5] [--output results.json]
 
-Words of three to five letters in a picture of 64x64 are the embedded model's case; squares around short words (48x64
-when enlarged) are what a text model of small pictures makes. On a machine that others use, too, the time on a core says
-more than the clock.
+Words of three to five letters in a picture of 64x64 are the embedded model's case. On a machine that others use, too,
+the time on a core says more than the clock.
 """
 
 import argparse
@@ -76,10 +75,10 @@ def rate(
 
 def here(seconds: float) -> dict[str, Rate]:
     """Each reward in this process, on one core."""
-    line, short, moving = words(64, 64, 18), words(64, 48, 30, length=3), clips()
+    line, short, moving = words(64, 64, 18), words(64, 64, 18, length=3), clips()
     return {
         "ocr, words of 3 to 5 letters in 64x64": rate(OCR(), line, seconds),
-        "ocr, words of 3 letters in 48x64": rate(OCR(), short, seconds),
+        "ocr, words of 3 letters in 64x64": rate(OCR(), short, seconds),
         "ocr edit, words of 3 to 5 letters in 64x64": rate(OCR("edit"), line, seconds),
         "motion, 9 frames of 64x64": rate(Motion(), moving, seconds),
         "colour, 9 frames of 64x64": rate(Colour(), moving, seconds),
