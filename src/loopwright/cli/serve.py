@@ -29,8 +29,8 @@ NAME, HELP = "serve", "serve models over HTTP, in OpenAI's shapes"
 _MODELS = ("revision", "device", "dtype", "memory", "graphs", "compile", "sampler", "lora")
 _OF_ONE = ("revision", "lora")
 _LIMITS = {"max_queue": "queue", "max_per_key": "concurrent", "max_pixels": "pixels", "max_body": "body"}
-_MANY = {"manager": "managers", "model_root": "model_roots"}
-_PATHS = ("folder", "keys", "tls_cert", "tls_key")
+_MANY = {"webhook_host": "webhook_hosts", "manager": "managers", "model_root": "model_roots"}
+_PATHS = ("folder", "keys", "tls_cert", "tls_key", "webhook_secret")
 FLAGS = (
     Flag("revision", "branch, tag or commit of a hub name", group="models"),
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ...", group="models"),
@@ -82,6 +82,15 @@ FLAGS = (
         group="access",
     ),
     Flag("folder", "where jobs and results are kept; in the cache folder", group="jobs", metavar="FOLDER"),
+    Flag(
+        "webhook_host",
+        "a host, or HOST:PORT, that may be told of videos' ends; may be given again",
+        group="jobs",
+        metavar="HOST",
+        many=True,
+    ),
+    Flag("webhook_secret", "file with the key that signs it; made if there is none", group="jobs", metavar="FILE"),
+    Flag("webhook_private", "such hosts may lie in private networks, and be spoken to without TLS", bool, "jobs"),
     Flag("save_seconds", "how often a job under way is saved; 0, after every step", float, "jobs", "N"),
     Flag("policy", "fifo, shortest or deadline: whose step is next", group="jobs"),
     Flag("retain_seconds", "how long results are kept; a week", float, "jobs", "N"),

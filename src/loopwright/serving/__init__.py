@@ -5,5 +5,5 @@
 
 A request is resolved by `Model.request` before it is queued, so whatever is wrong with it is told at once. `Driver`'s
 thread alone runs steps; the event loop hears of them; frames become files in a pool of threads. Deliberately absent:
-several replicas, webhooks.
+fetching what a client names.
 """

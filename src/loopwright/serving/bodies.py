@@ -102,6 +102,7 @@ class VideoBody(Body):
     )
     num_frames: Whole | None = None
     fps: Whole | None = None
+    webhook: Annotated[str, Field(max_length=2048, description="address that is told of the video's end")] | None = None
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -123,6 +124,12 @@ class RolloutBody(VideoBody):
 
     output: Literal["latents", "video"] = "latents"
     trajectory: Annotated[bool, Field(description="latents before the first step and after each")] = True
+
+    @model_validator(mode="after")
+    def _waited_for(self) -> Self:
+        if self.webhook is not None:
+            raise ValueError("webhook is of videos alone: a rollout is waited for")
+        return self
 
 
 class ModelBody(BaseModel):

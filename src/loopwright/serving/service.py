@@ -20,6 +20,7 @@ from ..errors import RequestError
 from ..program import task_of
 from . import safety
 from .admission import Admission
+from .delivery import Hosts
 from .driver import Driver
 from .health import Health
 from .images import Images
@@ -34,6 +35,7 @@ from .safety import Guard
 from .saver import Saver
 from .settings import Settings
 from .videos import Videos
+from .webhooks import Webhooks, secret
 
 _UPKEEP_SECONDS = 60.0
 _log = logging.getLogger("loopwright.serving")
@@ -66,8 +68,11 @@ class Service:
         self.admission = Admission(self.limits, self.jobs.soonest)
         self.models = Models(self.lifecycle, self.driver, self.limits, self.guard)
         self.images = Images(self.jobs, self.records, self.limits)
+        hosts = Hosts(settings.webhook_hosts, private=settings.webhook_private)
+        key = b"" if settings.webhook_secret is None else secret(settings.webhook_secret)
+        self.webhooks = Webhooks(self.records, hosts, key)
         self.repeats = Repeats(self.records)
-        self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission)
+        self.videos = Videos(self.jobs, self.models, self.records, self._saver, self.admission, webhooks=self.webhooks)
         self.health = Health(self.jobs, self.lifecycle, settings.health_seconds)
         self.closing = asyncio.Event()
 
@@ -91,6 +96,7 @@ class Service:
             for model in self.models.named.values():
                 await self._measure(model)
             await self.videos.recover()
+            await self.webhooks.recover()
             upkeep = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._keep_models())]
             yield
         finally:
@@ -99,6 +105,7 @@ class Service:
                 task.cancel()
             await asyncio.to_thread(self.driver.close, self._saver.save_all)
             await self.videos.leave()
+            await self.webhooks.leave()
             await asyncio.to_thread(self.jobs.close)
             self.records.close()
 

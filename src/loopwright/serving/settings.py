@@ -76,6 +76,9 @@ class Settings:
         model_roots: folders with models that may be loaded, besides those named at the start.
         idle_seconds: a model that nobody has asked for in so long lets its weights go, until somebody does.
         safety: the filter of prompts and pixels, "opennsfw" or "module:function"; None for no filter.
+        webhook_hosts: who may be told of a video's end, "HOST" or "HOST:PORT"; nobody if empty.
+        webhook_secret: file with the key that signs what they are told; made if there is none.
+        webhook_private: whether they may lie in private networks, and be spoken to without TLS.
         drain_seconds: how long requests that wait for their answer may take to finish when the server stops.
     """
 
@@ -96,12 +99,17 @@ class Settings:
     model_roots: tuple[Path, ...] = ()
     idle_seconds: float | None = None
     safety: str | None = None
+    webhook_hosts: tuple[str, ...] = ()
+    webhook_secret: Path | None = None
+    webhook_private: bool = False
     drain_seconds: float = 20.0
     log_format: str = "text"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise RequestError("unknown policy", value=self.policy, choices=POLICIES)
+        if self.webhook_hosts and self.webhook_secret is None:
+            raise RequestError("webhooks are signed, and there is no key", remedy="give --webhook-secret FILE")
         if self.managers and self.keys is None:
             raise RequestError("whoever loads models needs a key", value=self.managers[0], remedy="give --keys FILE")
         if self.model_roots and not self.managers:

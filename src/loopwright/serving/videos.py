@@ -13,6 +13,8 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from ..api.model import Model
 from ..engine import saved
@@ -25,6 +27,7 @@ from .records import CANCELLED, COMPLETED, FAILED, IN_PROGRESS, QUEUED, Record, 
 from .refusal import Refusal, told
 from .saver import Saver
 from .ticket import Ticket
+from .webhooks import Webhooks, promised
 
 VIDEO, STILL = ".mp4", ".png"
 _REMEMBERED = 256  # ended jobs whose events can still be watched
@@ -34,9 +37,11 @@ _log = logging.getLogger("loopwright.serving")
 class Videos:
     """On the event loop; whatever blocks is done in threads."""
 
-    def __init__(self, jobs: Jobs, models: Models, records: Records, saver: Saver, admission: Admission) -> None:
+    def __init__(
+        self, jobs: Jobs, models: Models, records: Records, saver: Saver, admission: Admission, *, webhooks: Webhooks
+    ) -> None:
         self._jobs, self._models, self._records = jobs, models, records
-        self._saver, self._admission = saver, admission
+        self._saver, self._admission, self._webhooks = saver, admission, webhooks
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
         self._following: dict[str, asyncio.Task[None]] = {}
         self._begun: set[str] = set()
@@ -50,6 +55,7 @@ class Videos:
         seconds: float | None = None,
         key: str | None = None,
         fingerprint: str = "",
+        webhook: str | None = None,
     ) -> Record:
         """Keep and queue a job. Raises Refusal where there is no room, or where the key made another request."""
         if key is not None and (known := await self._known(owner, key, fingerprint)):
@@ -61,7 +67,7 @@ class Videos:
             model=asked.model.card.name,
             status=QUEUED,
             created=now,
-            echo=asked.echo,
+            echo=asked.echo if webhook is None else {**asked.echo, **promised(webhook)},
             priority=priority,
             deadline=None if seconds is None else now + seconds,
             suffix=STILL if asked.request.num_frames == 1 else VIDEO,
@@ -121,7 +127,7 @@ class Videos:
                 await self._begin(record, self._restoring(record, model))
             except LoopwrightError as error:
                 self._admission.leave(record.owner, 1)
-                await self._change(record, status=FAILED, ended=time.time(), error=told(error)[1]["error"])
+                await self._close(record, {"status": FAILED, "error": told(error)[1]["error"]})
 
     def _restoring(self, record: Record, model: Model) -> Callable[[Listener], Job]:
         path, observers = self._records.saved(record), [self._saver]
@@ -154,7 +160,7 @@ class Videos:
                 await self._change(record, status=IN_PROGRESS, started=time.time())
             end = await self._end(record, ticket)
             await asyncio.to_thread(self._saver.drop, self._records.saved(record))
-            await self._change(record, **end, ended=time.time())
+            await self._close(record, end)
             await asyncio.to_thread(self._records.saved(record).unlink, missing_ok=True)
             ticket.progress = 100 if end["status"] == COMPLETED else ticket.progress
             ticket.close({"type": str(end["status"])})
@@ -180,6 +186,12 @@ class Videos:
             if status == 500:
                 _log.exception("job %s failed", record.id, exc_info=error)
             return {"status": FAILED, "error": body["error"]}
+
+    async def _close(self, record: Record, end: Mapping[str, Any]) -> None:
+        """Keep how it has ended, and tell who wants to know."""
+        ended = {**end, "ended": time.time()}
+        await self._change(record, **ended)
+        self._webhooks.tell(replace(record, **ended))
 
     async def _change(self, record: Record, **values: object) -> None:
         await asyncio.to_thread(lambda: self._records.change(record.id, **values))
@@ -220,7 +232,7 @@ class Videos:
             self._jobs.driver.cancel(ticket.job)
             await asyncio.shield(following)
         elif record.status in (QUEUED, IN_PROGRESS):  # its model is not served
-            await self._change(record, status=CANCELLED, ended=time.time())
+            await self._close(record, {"status": CANCELLED})
         return await self.get(record.owner, record.id)
 
     async def delete(self, record: Record) -> None:

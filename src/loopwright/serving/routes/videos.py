@@ -44,6 +44,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/videos", openapi_extra=intake.described(VideoBody, FILE))
     async def create(request: Request) -> Response:
         body, upload = await intake.read(request, VideoBody, file=FILE)
+        if body.webhook is not None:
+            service.webhooks.check(body.webhook)
         require_room(service, request, body)
         card = service.models.get(body.model).card
         task, media = task_for(card, body.task, upload)
@@ -57,6 +59,7 @@ def router(service: Service) -> APIRouter:
             seconds=body.deadline,
             key=key_of(request),
             fingerprint=fingerprint(body, upload),
+            webhook=body.webhook,
         )
         return JSONResponse(shown(record))
 
