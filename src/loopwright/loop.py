@@ -195,3 +195,10 @@ def key_of(step: Step, version: Callable[[str], int], storage: Tensors) -> Key:
         tuple([(name, (t := storage[ref.slot]).shape, t.dtype) for name, ref in step.handles.items()]) + pages,
         tuple(step.static.items()),
     )
+
+
+def versionless(key: Key) -> Key:
+    """The key without its components' versions: what stays the same when weights are replaced where they lie."""
+    assert isinstance(key, tuple)
+    op, uses, *rest = key
+    return (op, tuple([name for name, _ in uses]), *rest)

@@ -437,12 +437,12 @@ def test_a_change_of_weights_removes_the_graphs_of_that_component_alone(checkpoi
 def test_graphs_keep_their_weights_in_place_and_let_them_go(fake: Fake) -> None:
     resident = fake.model._resident("transformer")
     graphs = captured(fake, shapes(fake, 4, 5))
-    assert resident.users == 2
+    assert resident.kept == 2
     graphs.relief()
-    assert resident.users == 0
+    assert resident.kept == 0
     captured(fake, shapes(fake, 6), graphs)
     fake.model.changed("transformer")
-    assert resident.users == 0
+    assert resident.kept == 0
 
 
 def test_nothing_of_a_request_stays_but_the_graphs(ask) -> None:

@@ -169,7 +169,7 @@ def test_a_missing_file_and_a_file_of_plain_tensors_are_refused(half: tuple[Inst
 HEADS = {
     "not json": (lambda head, tensors: "{", "is not a saved job"),
     "a list": (lambda head, tensors: "[1]", "has another format"),
-    "another format": (lambda head, tensors: head.update(format=99), "has another format: 99; choices: 4"),
+    "another format": (lambda head, tensors: head.update(format=99), "has another format: 99; choices: 5"),
     "no format": (lambda head, tensors: head.pop("format"), "has another format"),
     "another card": (lambda head, tensors: head.update(card="feed"), "belongs to another card: 'feed'; choices: "),
     "no card": (lambda head, tensors: head.pop("card"), "belongs to another card"),

@@ -4,6 +4,9 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from .. import __version__
 from ..card import Card, experts
@@ -16,11 +19,15 @@ from ..engine.job import Job, Listener
 from ..engine.policy import POLICIES
 from ..engine.scheduler import Scheduler
 from ..engine.sizes import Sizes
+from ..engine.store import Weights
+from ..engine.update import update
 from ..errors import CardError, RequestError
 from ..loops.denoise import SOLVERS
 from ..loops.noise import with_noise
 from ..program import check, resolve
 from ..request import Request
+from ..weights import sync
+from ..weights.sync import Delivery
 from .pixels import Media, frames
 from .result import Result
 from .trajectory import Trajectory
@@ -32,8 +39,15 @@ class Model:
     """A loaded model. Its components are read when first used. `graphs` are None where steps are not captured."""
 
     def __init__(self, source: str, instance: Instance, graphs: Graphs | None = None) -> None:
-        self.source, self.instance, self.graphs = source, instance, graphs
-        self._sizes = Sizes()
+        self.source, self.graphs = source, graphs
+        self._instance, self._sizes = instance, Sizes()
+
+    @property
+    def instance(self) -> Instance:
+        """What requests run on: the latest, where weights were replaced beside those of requests under way."""
+        while self._instance.successor is not None:
+            self._instance = self._instance.successor
+        return self._instance
 
     @property
     def execute(self) -> Executor:
@@ -173,6 +187,37 @@ class Model:
         freed = self.graphs is not None and self.graphs.relief()
         return self.instance.store.release(self.instance.binding.device, sys.maxsize) > 0 or freed
 
+    def update_weights(
+        self,
+        component: str,
+        source: torch.nn.Module | Delivery | str | Path,
+        *,
+        policy: str = "drain",
+        version: int | None = None,
+        seconds: float = 600.0,
+    ) -> Weights:
+        """Replace a component's weights while requests are served, and say which it has then.
+
+        Args:
+            source: a module of the same class, whose adapters go into the component's own, or merged if it has none;
+                what `weights.sync` received; or files: a component's folder, its shards, or an adapter.
+            policy: "drain" lets requests under way end with the weights they have, while others wait; "finish" lets
+                them end on a copy, and nobody waits; "freeze" writes between two steps, and is refused while a request
+                is under way that was not made to follow (`Job(..., follows=True)`).
+            version: a larger number than the present one, by default the next.
+            seconds: how long "drain" may take. Somebody else has to run the requests meanwhile.
+
+        Raises WeightsError for what does not fit, StateError where requests under way forbid it, CapacityError where
+        there is no room for a copy; the component is then as it was.
+        """
+        instance = self.instance
+        if isinstance(source, torch.nn.Module):
+            source = sync.pack(source, instance.parts((component,))[component])
+        elif not isinstance(source, Delivery):
+            source = sync.read(source, instance.card.components[component])
+        updated = update(instance, component, source, policy=policy, version=version, seconds=seconds)
+        return updated.store.weights(updated.resident(component))
+
     def rows(self, request: Request, *, limit: int = 32) -> int:
         """How many rows calls should have in fixed mode for requests of this shape: as many as still pay, at most
         `limit`. Measured on the device now, unless it is known, and proved: a row's bits depend on nobody.
@@ -228,11 +273,14 @@ class Model:
             latents=job.output["latents"],
             video=None if frames is None else frames[0].cpu().numpy(),
             seconds=job.seconds,
-            record=self.record(job.request),
+            record={**self.record(job.request), **job.weights_record},
         )
 
     def record(self, request: Request) -> dict[str, object]:
-        """Everything that repeats a result, as JSON values: the model as it ran, and the request."""
+        """Everything that repeats a result, as JSON values: the model as it ran, and the request.
+
+        In that of a result stand the weights, too: version and checksum by component.
+        """
         return {
             "loopwright": __version__,
             "model": self.source,

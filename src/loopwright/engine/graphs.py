@@ -4,11 +4,12 @@
     scheduler = Scheduler(execute=graphs, relief=graphs.relief, ledger=ledger)
     graphs.breaks                               # {"... denoise_step ...": "why it runs eagerly"}
 
-A graph belongs to a key (op, components with their versions, binding, shapes, static values), a number of rows, and the
-very components: with any other it is another graph. Its plain twin is the executor it wraps: same bits. Graphs of steps
-of the same shape share a pool of memory; pools leave, longest unused first, where they hold more than `limit` bytes or
-the ledger has no room. A change of weights removes the graphs of that component and no others. What cannot be captured
-runs eagerly from then on: named in `breaks`, with a warning.
+A graph belongs to a key (op, components, binding, shapes, static values), a number of rows, and the very components:
+with any other it is another graph. Its plain twin is the executor it wraps: same bits. It reads weights where they lie,
+so it is as good for other versions written to the same place, and capturing anew would take longer than writing them;
+any other change of weights removes the graphs of that component and no others. Graphs of steps of the same shape share
+a pool of memory; pools leave, longest unused first, where they hold more than `limit` bytes or the ledger has no room.
+What cannot be captured runs eagerly from then on: named in `breaks`, with a warning.
 
 Deliberately absent: padding a call to rows that have a graph. That is for whoever makes calls.
 """
@@ -21,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ..backends.capture import Capture, capture_on
-from ..loop import Tensors, Unit
+from ..loop import Tensors, Unit, versionless
 from .captured import Captured
 from .execute import Call, Executor, eager
 from .instance import Instance
@@ -108,7 +109,7 @@ class Graphs:
         if call.step.unit not in self._units:
             return self._execute(model, call)
         origins = tuple([model.origin(name) for name in call.step.uses])
-        name = (call.key, call.rows, origins, model.store)  # another store has modules of its own
+        name = (versionless(call.key), call.rows, origins, model.store)  # another store has modules of its own
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
@@ -116,7 +117,8 @@ class Graphs:
             if entry.graph is not None and entry.pool is not None:
                 entry.pool.used = next(self._clock)
                 self.replays += 1
-                return entry.graph.replay(call)
+                with model.using(call.step.uses):  # else they might be written to meanwhile
+                    return entry.graph.replay(call)
         tensors = self._execute(model, call)
         if not entry.broken:
             with self._lock:
@@ -134,7 +136,7 @@ class Graphs:
             return held
 
     def changed(self, identity: tuple[object, ...]) -> None:
-        """The weights of the component of that identity were changed: its graphs are void."""
+        """The weights of the component of that identity lie elsewhere, or are gone: its graphs are void."""
         with self._lock:
             stale = {name: entry for name, entry in self._entries.items() if identity in entry.origins}
             for name, entry in stale.items():

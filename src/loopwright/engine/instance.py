@@ -12,6 +12,7 @@ module. Each has a version, raised whenever its weights change, which is part of
 between steps is `residence`'s business.
 """
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,15 +26,16 @@ from ..backends.precision import DTYPES, FLOAT8, torch_dtype
 from ..backends.registry import require, require_precision
 from ..backends.usage import free_bytes
 from ..card import Card, Component, Value, experts
-from ..errors import BackendError, CardError
+from ..errors import BackendError, CardError, StaleError
 from ..loop import Binding
 from ..program import Loops, validate
 from ..request import ATTENTION, KERNELS, Request
 from ..weights import lora
 from ..weights.load import load_component, stored_bytes
+from .crew import Crew
 from .ledger import Ledger
-from .residence import Lease, Resident, choose
-from .store import Store
+from .residence import Hold, Lease, Resident, choose
+from .store import GIVEN, Store, Weights, is_own
 
 Locate = Callable[[Card, Component], Path]
 Prepare = Callable[[Component, object], None]
@@ -73,6 +75,9 @@ class Instance:
     family's hook on a component just loaded, through which requests choose attention and kernels. `memory` is "high",
     "low" or "auto" (`residence`). With `compile` the blocks of the generators are compiled, and `adapters` run on the
     generators they name; such a generator is a component of its own, beside the plain one of another instance.
+
+    `crew` are the jobs under way. Where these keep weights that are replaced beside them, `successor` is the instance
+    with the new ones; this one lets go of the old when the last of its crew has ended.
     """
 
     def __init__(
@@ -106,6 +111,9 @@ class Instance:
         self._residents: dict[str, Resident] = {}
         self._loading = threading.Lock()
         self._leases: dict[tuple[str, ...], Lease] = {}
+        self.crew = Crew()
+        self.successor: Instance | None = None
+        self._retired = False
 
     @property
     def memory(self) -> str:
@@ -149,7 +157,7 @@ class Instance:
         """
         assert name in self.card.components and name not in self._residents
         device = self.binding.device
-        self._residents[name] = self.store.get(("given", id(module)), lambda: module, device=device)
+        self._residents[name] = self.store.get((GIVEN, id(module)), lambda: module, device=device)
 
     @property
     def loaded(self) -> Mapping[str, int]:
@@ -170,9 +178,69 @@ class Instance:
         """The version of the component's weights, from 1."""
         return self._resident(name).version
 
-    def changed(self, name: str) -> None:
-        """The component's weights were changed in place: whatever was keyed by the old version is void."""
-        self.store.changed(self._resident(name))
+    def weights(self) -> dict[str, Weights]:
+        """Which weights the generators have that are in memory, and every component whose weights were replaced."""
+        here = {name: self._residents[name] for name in experts(self.card) if name in self._residents}
+        return {name: self.store.weights(one) for name, one in here.items()} | self.replaced()
+
+    def replaced(self) -> dict[str, Weights]:
+        """Those of the components whose weights are not those of their files."""
+        return {name: self.store.weights(one) for name, one in list(self._residents.items()) if is_own(one)}
+
+    def changed(self, name: str, *, moved: bool = True) -> None:
+        """The component's weights were changed in place: whatever was keyed by the old version is void.
+
+        Unless they `moved`, they were written where the old ones lay, and captured graphs go on with them.
+        """
+        self.store.changed(self._resident(name), moved=moved)
+
+    def resident(self, name: str) -> Resident:
+        """The component with what the store knows of it, for who replaces its weights."""
+        return self._resident(name)
+
+    def twin(self, name: str, fill: Callable[[torch.nn.Module], None]) -> Resident:
+        """A copy of the component, given to `fill`, of nobody's yet.
+
+        Raises CapacityError where there is no room for it, BackendError for weights that come and go.
+        """
+        resident, component = self._resident(name), self.card.components[name]
+        if resident.low:
+            raise BackendError(
+                "a second copy needs weights that stay on the device, and these come and go",
+                value=name,
+                remedy='load the model with memory="high", or replace weights with policy="drain"',
+            )
+
+        def copied() -> torch.nn.Module:
+            part = copy.deepcopy(resident.part)
+            assert isinstance(part, torch.nn.Module)
+            fill(part)
+            if self._compiles(component):
+                compile_blocks(part)
+            return part
+
+        return self.store.twin(resident, copied)
+
+    def take(self, name: str, resident: Resident) -> None:
+        """Run that one as the component from now on; the one before is left to others who have it. Between steps."""
+        old = self._resident(name)
+        resident.owners += 1
+        self._residents[name], self._leases = resident, {}
+        self.store.leave(old)
+
+    def succeeded(self, name: str, resident: Resident) -> "Instance":
+        """The successor, which runs that one as the component. `retire` is due when nobody is under way here."""
+        new = copy.copy(self)
+        new._residents, new._leases, new.crew = {**self._residents, name: resident}, {}, Crew()
+        for each in new._residents.values():
+            each.owners += 1
+        self.successor = new
+        return new
+
+    def retire(self) -> None:
+        """Let go of all components, for good."""
+        self._retired = True
+        self.unload()
 
     def origin(self, name: str) -> tuple[object, ...]:
         """Where the component came from: the same for every instance that shares it."""
@@ -191,8 +259,8 @@ class Instance:
             lease = self._leases[names] = Lease(self.store.residence, residents)
         return lease
 
-    def hold(self, names: tuple[str, ...]) -> Lease:
-        """As `using`, for who keeps the weights' addresses. Raises BackendError for weights that come and go."""
+    def hold(self, names: tuple[str, ...]) -> Hold:
+        """For who keeps the weights' addresses. Raises BackendError for weights that come and go."""
         moving = [name for name in names if self._resident(name).low]
         if moving:
             raise BackendError(
@@ -200,7 +268,7 @@ class Instance:
                 value=", ".join(moving),
                 remedy='load the model with memory="high", or run without graphs',
             )
-        return self.using(names)
+        return Hold(self.store.residence, [self._resident(name) for name in names])
 
     def _resident(self, name: str) -> Resident:
         resident = self._residents.get(name)
@@ -215,6 +283,8 @@ class Instance:
         component = self.card.components.get(name)
         if component is None:
             raise CardError(f"{self.card.name} has no such component", value=name, choices=self.card.components)
+        if self._retired:
+            raise StaleError("the weights of this instance have been replaced", remedy="use its successor")
         folder, identity = self._identity(component)
         if not component.dtype:
             return self.store.get(identity, lambda: self._loaded(component, folder, "host"))
@@ -266,11 +336,12 @@ class Instance:
 
         Locates the weights. Those that other models share are counted once.
         """
-        weighted = [component for component in self.card.components.values() if component.dtype]
         sizes = {}
-        for component in weighted:
-            folder, identity = self._identity(component)
-            sizes[identity] = self._bytes(component, folder)
+        for name, component in self.card.components.items():
+            if component.dtype:
+                folder, identity = self._identity(component)
+                known = self._residents.get(name)
+                sizes[identity if known is None else known.identity] = self._bytes(component, folder)
         if self.memory == "low":
             largest = max(sizes, key=sizes.__getitem__)
             sizes = {largest: sizes[largest]}

@@ -26,8 +26,10 @@ from .events import Artifact, Cancelled, Done, Event, Failed, Queued, Started, S
 from .execute import Call, Executor, eager
 from .flags import Flags, not_finite
 from .instance import Instance
+from .store import Weights
 
 Listener = Callable[[Event], None]
+WEIGHTS = "new weights"  # what a job waits for whose model's weights are being replaced
 
 
 class Observer(Protocol):
@@ -49,13 +51,23 @@ class _Told:
 
 
 class Job:
-    """A request on an instance. `status`: queued, running, waiting, done, failed or cancelled."""
+    """A request on an instance. `status`: queued, running, waiting, done, failed or cancelled.
+
+    One that `follows` goes on when weights are swapped in the middle of it. `weights` are those it ended with, and
+    `weights_before` those it ran with before a swap.
+    """
 
     def __init__(
-        self, model: Instance, request: Request, *, listener: Listener | None = None, observers: Sequence[Observer] = ()
+        self,
+        model: Instance,
+        request: Request,
+        *,
+        listener: Listener | None = None,
+        observers: Sequence[Observer] = (),
+        follows: bool = False,
     ) -> None:
         self.id = uuid.uuid4().hex[:12]
-        self.model, self.request = model, request
+        self.model, self.request, self.follows = model, request, follows
         self.env = RequestEnv(model, model.bind(request))
         self.stages: tuple[Bound, ...] = bind(model.card, request, model.loops)
         self.stage, self.index = 0, 0
@@ -67,6 +79,8 @@ class Job:
         self.output: Tensors | None = None
         self.error: Exception | None = None
         self.seconds = 0.0
+        self.weights: Mapping[str, Weights] = {}
+        self.weights_before: list[Mapping[str, Weights]] = []
         self.wake: Callable[[], None] | None = None  # told of `cancel` and `feed`, from whichever thread
         self.forecast: Callable[[int], float | None] | None = None  # steps left in the stage -> seconds left in all
         self.settle: Callable[[], None] | None = None  # confirms what is not yet: a stage ends with nothing open
@@ -74,7 +88,7 @@ class Job:
         self._outputs = set(model.card.programs[request.task].outputs.values())
         self._started = 0.0
         self._listener, self._observers = listener, tuple(observers)
-        self._cancelled = False
+        self._cancelled = self._entered = False
         self._changing = threading.RLock()  # of the state: `feed` comes from other threads than whoever drives the job
         self._emit(Queued(self.id))
 
@@ -85,8 +99,8 @@ class Job:
 
     @property
     def runnable(self) -> bool:
-        """Whether `step` has something to do: a step to run, or a cancellation to carry out."""
-        return self.status != "waiting" or self._cancelled
+        """Whether `step` has something to do: a step to run, a cancellation to carry out, or to look for weights."""
+        return self.status != "waiting" or self._cancelled or self.held
 
     @property
     def stopping(self) -> bool:
@@ -136,6 +150,8 @@ class Job:
             if self._cancelled:
                 self._end("cancelled", Cancelled(self.id))
                 return None
+            if not self._entered and not self._enter():
+                return None
             with self._changing:
                 return self._pending()
         except Exception as error:
@@ -181,6 +197,49 @@ class Job:
         if error.__traceback__ is not None or error.__cause__ is not None:
             detach(error)
         self._end("failed", Failed(self.id, error))
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of it has been computed."""
+        return self.stage > 0 or self.state is not None
+
+    def take_up(self) -> None:
+        """Be under way from where it was left. Raises StateError while the model's weights are being replaced."""
+        if not self._enter():
+            raise StateError("the weights of the model are being replaced", remedy="try again when they are there")
+        self.status = "running"
+
+    @property
+    def held(self) -> bool:
+        """Whether it has not begun because weights are being replaced; it tries again whenever it is looked at."""
+        return self.waiting_for == WEIGHTS
+
+    def resume(self) -> None:
+        """The weights it waited for are there. Safe from any thread."""
+        self._wake()
+
+    @property
+    def weights_record(self) -> dict[str, object]:
+        """Which weights it ran with, as JSON values."""
+        earlier = [_recorded(weights) for weights in self.weights_before]
+        return {"weights": _recorded(self.weights), **({"weights_before": earlier} if earlier else {})}
+
+    def swapped(self) -> None:
+        """The weights it has run with so far are about to be others."""
+        self.weights_before.append(self.model.weights())
+
+    def _enter(self) -> bool:
+        """Be under way on the instance, or on the one that has taken its place; False while weights are replaced."""
+        while not self._entered:
+            self._entered = self.model.crew.enter(self)
+            if not self._entered:
+                if self.model.successor is None:
+                    self.status, self.waiting_for = "waiting", WEIGHTS
+                    return False
+                self.model = self.model.successor
+                self.env = replace(self.env, model=self.model)
+        self.status, self.waiting_for = "queued", ""
+        return True
 
     def _pending(self) -> Call | None:
         while not self.ended:
@@ -266,6 +325,7 @@ class Job:
         if self.stage == len(self.stages):
             self.output = {slot: tensor for slot, tensor in self.slots.items() if slot in self._outputs}
             self.seconds = time.perf_counter() - self._started
+            self.weights = self.model.weights()
             self._end("done", Done(self.id, self.output, self.seconds))
         else:
             self._drop_unread()
@@ -279,6 +339,7 @@ class Job:
         self._release()
         self.status, self.state, self.slots, self.waiting_for = status, None, {}, ""
         self._unconfirmed = None
+        self.model.crew.leave(self)
         self._emit(event)
 
     def _emit(self, event: Event) -> None:
@@ -291,6 +352,10 @@ class Job:
                     raise
                 told = f"the listener of job {self.id}, which is {self.status}, raised {type(error).__name__}: {error}"
                 warnings.warn(told, RuntimeWarning, stacklevel=2)
+
+
+def _recorded(weights: Mapping[str, Weights]) -> dict[str, object]:
+    return {name: one.record() for name, one in weights.items()}
 
 
 def perform(model: Instance, call: Call, execute: Executor) -> tuple[Result, Flags]:

@@ -55,6 +55,20 @@ class Ledger:
         with self._lock:
             self._aside[what] = count if callable(count) else lambda: count
 
+    def spare(self, what: Hashable, count: int) -> bool:
+        """Set so many bytes aside if nobody has been promised them."""
+        with self._lock:
+            if self.reserved + count > self.room:
+                return False
+            self._aside[what] = lambda: count
+            return True
+
+    def rename(self, what: Hashable, name: Hashable) -> None:
+        """What was set aside for the one is for the other."""
+        with self._lock:
+            if what in self._aside:
+                self._aside[name] = self._aside.pop(what)
+
     def give_back(self, what: Hashable) -> None:
         """What was set aside is for requests again; nothing if nothing was."""
         with self._lock:

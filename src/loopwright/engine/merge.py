@@ -17,7 +17,7 @@ import torch
 
 from ..caches.pool import Storage
 from ..errors import BackendError
-from ..loop import Key, Result, Step, Tensors, Unit
+from ..loop import Key, Result, Step, Tensors, Unit, versionless
 from .execute import Call, Executor, Handles, eager
 from .flags import Flags
 from .instance import Instance
@@ -69,9 +69,10 @@ class Merger:
         return {name: (kept[name],) for name in calls[0].handles}
 
     def _prove(self, model: Instance, call: Call, rows: int, mode: str) -> None:
-        if mode == "fixed" and rows > 1 and (call.key, rows) not in self._proved:
+        name = (versionless(call.key), rows)  # by which kernels a row is computed, no weight decides
+        if mode == "fixed" and rows > 1 and name not in self._proved:
             prove(model, call, rows)
-            self._proved.add((call.key, rows))
+            self._proved.add(name)
 
 
 def prove(model: Instance, call: Call, rows: int) -> None:

@@ -14,6 +14,7 @@ Deliberately absent: budgets and admission. Whoever keeps addresses, as a captur
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, cast
@@ -23,6 +24,7 @@ import torch
 from ..backends.usage import settle
 
 MEMORY = ("auto", "high", "low")
+_ALIGNED = 64  # bytes, what torch gives to tensors of its own
 ROOM = 0.25  # of a device's free memory is left for activations, unless their size is known
 
 
@@ -47,7 +49,8 @@ class Resident:
 
     `bytes` of its weights and the `seconds` it took to load; `home` is None for what has no weights, and `low` says
     that it leaves its `device` by itself; `owners` is how many instances have it, which the store counts. `here`,
-    `users` and `used` (when, by the residence's clock) are the residence's own.
+    `users`, `kept` (by how many who keep its addresses), `awaited` (by who wants it alone) and `used` (when, by the
+    residence's clock) are the residence's own, and `checksum`, once it is known, the store's.
     """
 
     identity: tuple[object, ...]
@@ -61,7 +64,10 @@ class Resident:
     owners: int = 0
     here: bool = True
     users: int = 0
+    kept: int = 0
+    awaited: bool = False
     used: int = 0
+    checksum: str = ""
 
     @property
     def taken(self) -> bool:
@@ -90,10 +96,10 @@ class Residence:
             self._residents.remove(resident)
 
     def enter(self, residents: Sequence[Resident]) -> None:
-        """Have these on their device, at once or not at all, until `leave`. Waits for one that is taken."""
+        """Have these on their device, at once or not at all, until `leave`. Waits for one that is taken or awaited."""
         with self._lock:
             for resident in residents:
-                if not resident.here or (resident.users and resident.taken):
+                if not resident.here or resident.awaited or (resident.users and resident.taken):
                     self._bring(residents)
                     break
             for resident in residents:
@@ -109,6 +115,14 @@ class Residence:
             if self._waiting:  # asking first, since `enter` and `leave` are part of every step
                 self._left.notify_all()
 
+    def keep(self, residents: Sequence[Resident], change: int) -> None:
+        """So many more who keep the addresses of these, which therefore are on their device and stay where they are."""
+        with self._lock:
+            if change > 0 and not all(resident.here for resident in residents):
+                self._bring(residents)
+            for resident in residents:
+                resident.kept += change
+
     def release(self, device: str, wanted: int) -> int:
         """Send components that nobody uses to the host, the longest unused first, until `wanted` bytes are given back.
 
@@ -122,16 +136,41 @@ class Residence:
                 freed += _send(resident)
         return freed
 
-    def renew(self, resident: Resident) -> None:
-        """The component's weights were changed in place."""
+    @contextmanager
+    def still(self, resident: Resident) -> Iterator[None]:
+        """The component is neither written to nor sent away until the end of the block, wherever it is."""
         with self._lock:
-            resident.version += 1
+            resident.users += 1
+        try:
+            yield
+        finally:
+            self.leave([resident])
+
+    @contextmanager
+    def alone(self, resident: Resident) -> Iterator[None]:
+        """Nobody uses the component, and nobody begins to, until the end of the block. Waits for those who do."""
+        with self._lock:
+            resident.awaited = True
+            self._waiting += 1
+            self._left.wait_for(lambda: not resident.users)
+            self._waiting -= 1
+            resident.awaited = False
+            try:
+                yield
+            finally:
+                self._left.notify_all()
+
+    def renew(self, resident: Resident, version: int | None = None) -> None:
+        """The component's weights were changed in place. `version` is the next one unless it is given."""
+        with self._lock:
+            resident.version = resident.version + 1 if version is None else version
+            resident.checksum = ""
             if resident.home is not None:
                 resident.home.changed()
 
     def _bring(self, residents: Sequence[Resident]) -> None:
         self._waiting += 1
-        self._left.wait_for(lambda: not any(resident.taken for resident in residents))
+        self._left.wait_for(lambda: not any(resident.taken or resident.awaited for resident in residents))
         self._waiting -= 1
         missing = [resident for resident in residents if not resident.here]
         for device in {resident.device for resident in missing if resident.low}:
@@ -144,7 +183,7 @@ class Residence:
             resident.here = True
 
     def _idle(self, device: str) -> list[Resident]:
-        found = [r for r in self._residents if r.home and r.here and not r.users and r.device == device]
+        found = [r for r in self._residents if r.home and r.here and not (r.users or r.kept) and r.device == device]
         return sorted(found, key=lambda resident: resident.used)
 
 
@@ -171,6 +210,21 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._residence.leave(self._residents)
+
+
+class Hold:
+    """For a `with` block in which the components stay where they are. Who keeps their addresses is not using them."""
+
+    def __init__(self, residence: Residence, residents: Sequence[Resident]) -> None:
+        self._residence, self._residents = residence, residents
+
+    def __enter__(self) -> None:
+        self._residence.keep(self._residents, 1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._residence.keep(self._residents, -1)
 
 
 class Whole:
@@ -283,3 +337,14 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 def size_of(tensor: torch.Tensor) -> int:
     """Bytes."""
     return tensor.numel() * tensor.element_size()
+
+
+def align(module: torch.nn.Module) -> bool:
+    """Move what lies at an odd address on the host, as what is mapped from a file does, and say whether anything does.
+
+    The last bits of small products depend on it; afterwards they depend on the weights alone.
+    """
+    odd = [tensor for tensor in tensors_of(module) if tensor.data_ptr() % _ALIGNED]
+    for tensor in odd:
+        tensor.data = tensor.data.clone()
+    return bool(odd)

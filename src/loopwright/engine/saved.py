@@ -4,9 +4,10 @@
     snapshot(job).write("job.safetensors")
     job = restore(model, "job.safetensors")
 
-The file holds the request, the card's digest, which adapters ran, the place in the program, the slots, the loop's
-state and the contents of the pages it leases, with the versions of the weights they came of: under others they are no
-good. States are dataclasses of plain values and tensors; nothing is pickled. Deliberately absent: weights.
+The file holds the request, the card's digest, which adapters and which replaced weights ran, the place in the program,
+the slots, the loop's state and the contents of the pages it leases, with the versions of the weights they came of:
+under others all that is no good. States are dataclasses of plain values and tensors; nothing is pickled. Deliberately
+absent: weights.
 """
 
 import json
@@ -28,7 +29,7 @@ from ..request import Frames, Request, from_json, to_json
 from .instance import Instance
 from .job import Job, Listener, Observer
 
-FORMAT = 4
+FORMAT = 5
 _TENSOR = "/tensor"  # marks a tensor's name; no slot or field is called that
 
 
@@ -81,6 +82,7 @@ def snapshot(job: Job) -> Snapshot:
         "format": FORMAT,
         "card": job.model.card.digest,
         "adapters": job.model.binding.adapters,
+        "weights": _replaced(job.model),
         "request": values,
         "pixels": {name: [frames.shape, frames.source] for name, frames in pixels.items()},
         "stage": job.stage,
@@ -123,6 +125,7 @@ def restore(
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise StateError(f"{path} is damaged: it lacks what continues a job ({error!r})") from error
     _check_binding(job, path)
+    _check_weights(job, head, path)
     return job
 
 
@@ -146,8 +149,25 @@ def _continued(
         job.leases[name] = _unpack(packed, _Leased, moved).on(model)
     if head["state"] is not None:
         job.state = _unpack(head["state"], job.stages[job.stage].loop.state_type, moved)
-        job.status = "running"
+    if job.begun:
+        job.take_up()
     return job
+
+
+def _replaced(model: Instance) -> dict[str, str]:
+    """Checksums of the components whose weights are not those of their files."""
+    return {name: weights.checksum for name, weights in model.replaced().items()}
+
+
+def _check_weights(job: Job, head: Mapping[str, object], path: str | Path) -> None:
+    ran, ours = head["weights"], _replaced(job.model)
+    if job.begun and ran != ours:
+        raise StateError(
+            f"{path} began with other weights than the model has now",
+            value=ran,
+            choices=(ours,),
+            remedy="start it anew",
+        )
 
 
 def _check_binding(job: Job, path: str | Path) -> None:

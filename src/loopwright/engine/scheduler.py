@@ -32,7 +32,7 @@ from .prices import Prices, label
 from .sizes import shape_of
 
 PREPARING = (Unit.EMBED, Unit.ENCODE)
-_POLL = 0.005  # Seconds between two looks at memory that requests of another scheduler hold.
+_POLL = 0.005  # Seconds between two looks at what others will give.
 PATIENCE = 4  # Steps of others that a request lets pass for each place in its call they may come to fill.
 
 
@@ -202,14 +202,15 @@ class Scheduler:
         return self._ledger.reserve(entry.job.id, entry.need)
 
     def _make_room(self) -> bool:
-        """Nobody runs here, yet somebody waits for memory. Who holds it: one that waits to be fed, another scheduler's
-        request, which will give it back, or no request at all, and that has to go.
-        """
-        if not self._deferred or any(entry.begun for entry in list(self._entries.values())):
+        """Nobody runs here, yet somebody waits for new weights, or for memory. Who holds it: one that waits to be fed,
+        another scheduler's request, which will give it back, or no request at all, and that has to go."""
+        entries = list(self._entries.values())
+        held = any(entry.job.held for entry in entries)
+        if not held and (not self._deferred or any(entry.begun for entry in entries)):
             return False
-        if self._relief is not None and self._relief():
+        if not held and self._relief is not None and self._relief():
             return True
-        if self._ledger is not None and self._ledger.serving:
+        if held or (self._ledger is not None and self._ledger.serving):
             time.sleep(_POLL)
             return True
         entry = heapq.heappop(self._deferred)[-1]

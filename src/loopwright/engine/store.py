@@ -3,10 +3,12 @@
     store = Store()
     resident = store.get(identity, load, device="cuda")        # loaded by whoever comes first
     store.changed(resident)                                    # whatever came of its old weights is void
+    store.weights(resident)                                    # Weights(version=2, checksum="3f9c...")
 
 Deliberately absent: names of components, which are a model's own (`instance`).
 """
 
+import itertools
 import threading
 import time
 import weakref
@@ -21,10 +23,13 @@ from ..backends.device import probe
 from ..backends.usage import settle, total_bytes
 from ..caches.feature import FeatureCache
 from ..caches.pool import Pools
-from .ledger import Ledger
+from ..errors import CapacityError
+from ..weights.sync import checksum
+from .ledger import Ledger, gib
 from .prices import Prices
 from .residence import Homes, Residence, Resident, home_of, size_of, tensors_of
 
+GIVEN, OWN = "given", "own"  # whose weights no file has: modules of somebody else's, and those replaced here
 FEATURE_BYTES = 512 * 2**20
 POOL_BYTES = 2**30
 SPARE = 0.08  # of a device's memory: contexts, workspaces, and what an allocator cannot use for its fragments
@@ -39,11 +44,26 @@ class Loaded:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Which weights a component has: a number that grows, and a checksum of what it computes with.
+
+    The checksum is "" for a module that somebody else has and trains.
+    """
+
+    version: int
+    checksum: str
+
+    def record(self) -> dict[str, int | str]:
+        """As JSON values."""
+        return {"version": self.version, "checksum": self.checksum}
+
+
 class Watcher(Protocol):
-    """Keeps something that a change of weights makes void."""
+    """Keeps something that reads a component's weights where they lie."""
 
     def changed(self, identity: tuple[object, ...]) -> None:
-        """The weights of the component of that identity are others now."""
+        """The weights of the component of that identity may lie elsewhere now, or nowhere."""
 
 
 class Store:
@@ -71,6 +91,7 @@ class Store:
         self._homes = homes
         self._residents: dict[tuple[object, ...], Resident] = {}
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     @property
@@ -146,10 +167,67 @@ class Store:
         with self._lock:
             self._watchers.add(watcher)
 
-    def changed(self, resident: Resident) -> None:
-        """The component's weights were changed in place: whatever came of the old ones is void."""
-        self.residence.renew(resident)
+    def changed(self, resident: Resident, *, version: int | None = None, moved: bool = True) -> None:
+        """The component's weights were changed in place: whatever came of the old ones is void.
+
+        Unless they `moved`, the new ones lie where the old ones lay, and graphs that read them there are as good as
+        before. `version` is the next one unless it is given.
+        """
+        self.residence.renew(resident, version)
+        if moved:
+            self._void(resident)
+        else:
+            self.features.drop(resident.identity)
+
+    def own(self, resident: Resident) -> None:
+        """From now on its weights are not what its files hold: whoever wants those loads them anew."""
+        if is_own(resident):
+            return
+        old = resident.identity
         self._void(resident)
+        with self._lock:
+            self._residents.pop(old, None)
+            resident.identity = self._name(old)
+            self._residents[resident.identity] = resident
+            ledgers = list(self._ledgers.values())
+        for ledger in ledgers:
+            ledger.rename(old, resident.identity)
+
+    def twin(self, resident: Resident, copy: Callable[[], object]) -> Resident:
+        """A copy beside it, which has no owner yet. Raises CapacityError where requests leave no room for it."""
+        name, ledger = self._name(resident.identity), self.ledger(resident.device)
+        if ledger is not None and not ledger.spare(name, resident.bytes):
+            raise CapacityError(
+                f"there is no room for a second copy of these weights ({gib(resident.bytes)}) beside the requests",
+                remedy='use policy="drain", which needs none',
+            )
+        try:
+            part = copy()
+        except BaseException:
+            if ledger is not None:
+                ledger.give_back(name)
+            raise
+        assert isinstance(part, torch.nn.Module)
+        twin = Resident(name, part, resident.version, resident.bytes, device=resident.device)
+        twin.home = self._homes(part, resident.device, False)
+        self.residence.add(twin)
+        with self._lock:
+            self._residents[name] = twin
+        return twin
+
+    def weights(self, resident: Resident) -> Weights:
+        """Which weights it has now. The first who asks for the checksum waits until they have been read once."""
+        if not resident.checksum and resident.identity[0] != GIVEN:
+            assert isinstance(resident.part, torch.nn.Module)
+            with self.residence.still(resident):
+                state = resident.part.state_dict()
+                outline = any(tensor.is_meta for tensor in state.values())
+                resident.checksum = "outline" if outline else checksum(state)
+        return Weights(resident.version, resident.checksum)
+
+    def _name(self, old: tuple[object, ...]) -> tuple[object, ...]:
+        """Of weights that no file holds, which came of those of that name."""
+        return (OWN, next(self._numbers), *(old[2:] if old[0] == OWN else old))
 
     def _void(self, resident: Resident) -> None:
         self.features.drop(resident.identity)
@@ -167,3 +245,8 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._residents)
+
+
+def is_own(resident: Resident) -> bool:
+    """Whether its weights were replaced since they were loaded."""
+    return resident.identity[0] == OWN
