@@ -91,6 +91,15 @@ def test_a_pool_that_cannot_begin_says_why(file):
             Pool(name, parameters, workers=1)
 
 
+def test_files_are_found_from_the_folder_the_pool_was_made_in(file, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(file))
+    pool = Pool("scorer.py:moody", workers=1)
+    try:
+        assert pool(asked(["fine", "fine"])) == [0.0, 1.0]
+    finally:
+        pool.close()
+
+
 def test_run_files_put_a_reward_into_processes(file):
     score = parse({"jpeg": {"weight": 2.0, "quality": 50, "workers": 1, "timeout": 30}})
     try:

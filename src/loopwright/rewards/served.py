@@ -7,11 +7,12 @@ A sample is a request of the card's task "score". With one row a call the number
 itself, bit for bit; with more they are those of a call of so many rows, whoever is in it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ..api import Model, load
 from ..engine.job import Job
-from ..errors import RequestError
+from ..errors import CapacityError, ModelError, RequestError
 from ..program import resolve
 from ..request import Frames, Request
 from .reward import Sample
@@ -26,17 +27,16 @@ class Served:
         if rows < 1:
             raise RequestError("a call has at least one row", value=rows, remedy="give 1 or more")
         self.model = load(model, device=device) if isinstance(model, str) else model
+        self.failures: Counter[str] = Counter()
         self._rows, card = rows, self.model.card
         if TASK not in card.programs:
             raise RequestError(f"{card.name} is no scorer: it has no task", value=TASK, choices=card.programs)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float]:
-        """A score a sample. Raises what ends a request."""
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        """A score a sample, None for one whose request fails by its own or for lack of memory. Raises anything else."""
         scheduler = self.model.scheduler()
         jobs = [scheduler.submit(Job(self.model.instance, self._request(sample))) for sample in samples]
-        for job in scheduler.ended(jobs):
-            if job.error is not None:
-                raise job.error
+        scheduler.run()
         return [self._score(job) for job in jobs]
 
     def _request(self, sample: Sample) -> Request:
@@ -55,7 +55,12 @@ class Served:
             **sharing,
         )
 
-    def _score(self, job: Job) -> float:
+    def _score(self, job: Job) -> float | None:
+        if isinstance(job.error, (ModelError, CapacityError)):
+            self.failures[str(job.error)] += 1
+            return None
+        if job.error is not None:
+            raise job.error
         assert job.output is not None, "ended without an error"
         slot = self.model.card.programs[TASK].outputs[OUTPUT]
         return float(job.output[slot].item())

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import multiprocessing
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -43,7 +44,7 @@ class Worker:
     def __init__(self, name: str, parameters: Mapping[str, Value]) -> None:
         _FORKED.set_forkserver_preload([__name__])
         self._talk, theirs = _FORKED.Pipe()
-        order = json.dumps({"name": name, "parameters": dict(parameters)})
+        order = json.dumps({"folder": os.getcwd(), "name": name, "parameters": dict(parameters)})
         self._process = _FORKED.Process(target=main, args=(theirs, order), daemon=True)
         self._process.start()
         theirs.close()
@@ -95,6 +96,7 @@ class Worker:
 def main(talk: Connection, order: str) -> None:
     """The process: says that it is ready, or why not; then answers until nobody asks any more."""
     given = json.loads(order)
+    os.chdir(given["folder"])  # paths mean here what they mean there
     torch.set_num_threads(1)
     try:
         reward = build(given["name"], given["parameters"])

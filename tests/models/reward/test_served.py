@@ -138,6 +138,17 @@ def test_run_files_name_a_served_scorer(folder, function):
     assert score(samples()) == function(samples())
 
 
+def test_a_score_that_is_no_number_is_a_failure_and_told(folder):
+    model = loopwright.load(folder, device="cpu", store=Store())
+    reward = Served(model)
+    weights = model.instance.parts(("model",))["model"].vision_model.embeddings.patch_embedding.weight
+    black, white = (sample("a lamp", np.full((32, 32, 3), level, np.uint8)) for level in (0, 255))
+    weights[:] = torch.inf
+    assert reward([black, white]) == [None, None]
+    ((reason, count),) = reward.failures.items()
+    assert "scores" in reason and count == 2
+
+
 def test_long_videos_are_looked_at_in_some_frames(served, function):
     (long,) = [sample("a lamp", *[word("lamp", noise=0.1, seed=n) for n in range(10)])]
     seen = Sample(long.prompt, long.frames[[0, 3, 6, 9]])
