@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 from loopwright.engine.scheduler import Scheduler
 from loopwright.serving.driver import Driver
+from loopwright.serving.lifecycle import Lifecycle
 from loopwright.serving.models import Models
+from loopwright.serving.safety import Guard
 from loopwright.serving.settings import Limits
 
 
@@ -24,7 +26,7 @@ def test_rows_are_measured_once_a_shape_between_two_steps(model):
         card=card, rows=rows, instance=SimpleNamespace(binding=SimpleNamespace(device="cuda")), request=None
     )
     driver = Driver(Scheduler(), between=lambda: None)
-    models = Models([stub], driver, Limits(rows=16))
+    models = Models(Lifecycle([stub], driver), driver, Limits(rows=16), Guard(None))
 
     async def ask(*requests) -> list[int]:
         return [await models.rows(stub, one) for one in requests]
