@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
+import clip_scorer
 import loopwright
 from lettered import sample, word
 from loopwright.engine.instance import Store
@@ -15,45 +16,10 @@ from loopwright.errors import CardError, LoopwrightError, RequestError
 from loopwright.rewards import Composite, Sample, parse
 from loopwright.rewards.served import Served
 
-LENGTH = 12
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny CLIP of random weights, with a tokenizer of bytes and its image processor, as transformers saves them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    path = tmp_path_factory.mktemp("clip")
-    alphabet = ["<pad>", "<start>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {sign: number for number, sign in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<start>", eos_token="<end>", model_max_length=LENGTH
-    )
-    torch.manual_seed(0)
-    layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    text = {
-        **layers,
-        "vocab_size": len(alphabet),
-        "max_position_embeddings": LENGTH,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    config = CLIPConfig(
-        text_config={**layers, **text}, vision_config={**layers, "image_size": 32, "patch_size": 8}, projection_dim=16
-    )
-    model = CLIPModel(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4) if parameter.ndim > 1 else None
-    model.save_pretrained(path)
-    fast.save_pretrained(path)
-    CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32).save_pretrained(path)
-    return path
+    return clip_scorer.build(tmp_path_factory.mktemp("clip"))
 
 
 def samples(frames: int = 3) -> list[Sample]:
@@ -62,25 +28,9 @@ def samples(frames: int = 3) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def function(folder):
-    """The same reward as a function that knows transformers alone: one clip after another."""
-    model = CLIPModel.from_pretrained(folder).eval()
-    tokenizer, processor = AutoTokenizer.from_pretrained(folder), CLIPImageProcessor.from_pretrained(folder)
-
-    @torch.no_grad()
-    def score(batch) -> list[float]:
-        scores = []
-        for each in batch:
-            padded = {"padding": "max_length", "truncation": True, "max_length": LENGTH, "return_tensors": "pt"}
-            tokens = tokenizer([each.prompt], **padded)
-            pixels = processor(images=list(each.frames.numpy()), return_tensors="pt")
-            text = model.get_text_features(**tokens).pooler_output
-            seen = model.get_image_features(**pixels).pooler_output
-            text, seen = (v / v.square().sum(dim=-1, keepdim=True).sqrt() for v in (text, seen))
-            scores.append((seen * text).sum(dim=-1).mean().item())
-        return scores
-
-    return score
+def function(folder) -> clip_scorer.Plain:
+    """The same reward as a function that knows transformers alone."""
+    return clip_scorer.Plain(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +47,7 @@ def test_scores_are_those_of_the_librarys_own_forward(served, folder):
     model = CLIPModel.from_pretrained(folder).eval()
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), CLIPImageProcessor.from_pretrained(folder)
     for each, score in zip(samples(1), served(samples(1)), strict=True):
-        tokens = tokenizer([each.prompt], padding="max_length", max_length=LENGTH, return_tensors="pt")
+        tokens = tokenizer([each.prompt], padding="max_length", max_length=clip_scorer.LENGTH, return_tensors="pt")
         pixels = processor(images=list(each.frames.numpy()), return_tensors="pt")
         with torch.no_grad():
             logits = model(**tokens, **pixels).logits_per_image / model.logit_scale.exp()
