@@ -24,6 +24,7 @@ from ..api.model import Model
 from ..backends.usage import trim
 from ..engine.instance import Instance
 from ..engine.job import out_of_memory
+from ..engine.store import is_own
 from ..errors import CapacityError, RequestError
 from .driver import Driver
 from .refusal import Refusal
@@ -171,8 +172,8 @@ class Lifecycle:
     def _is_idle(self, served: _Served) -> bool:
         assert self._idle_seconds is not None
         since = time.monotonic() - served.used
-        kept = any(version > 1 for version in served.model.instance.loaded.values())
-        return served.state == LOADED and not served.users and since >= self._idle_seconds and not kept
+        idle = served.state == LOADED and not served.users and since >= self._idle_seconds
+        return idle and not _changed(served.model.instance)
 
     async def _come(self, served: _Served, *, otherwise: str) -> None:
         served.state = LOADING
@@ -225,6 +226,11 @@ _POLL = 0.02  # seconds between two looks at who still uses a model that is to g
 
 def _holds_model(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in ("card.json", "model_index.json"))  # False for any odd name
+
+
+def _changed(instance: Instance) -> bool:
+    """Whether it has weights that are in no file."""
+    return any(version > 1 or is_own(instance.resident(name)) for name, version in instance.loaded.items())
 
 
 def _read(model: Model) -> None:
