@@ -38,7 +38,7 @@ class Crew:
     def __init__(self) -> None:
         self._inside: weakref.WeakSet[Member] = weakref.WeakSet()
         self._outside: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._open, self._dissolved = True, False
+        self._open, self._dissolved, self._given_up = True, False, False
         self._last: Callable[[], None] | None = None
         self._lock, self._closing = threading.Lock(), threading.Lock()
 
@@ -78,16 +78,20 @@ class Crew:
                 self._see_who_is_left()
 
     def wait(self, seconds: float) -> None:
-        """Until nobody is inside. Raises StateError if somebody still is after so many seconds."""
+        """Until nobody is inside. Raises StateError if somebody still is after so many seconds, or at `give_up`."""
         until = time.monotonic() + seconds
         while members := self.members:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._given_up:
                 raise StateError(
                     f"requests on the present weights have not ended in {seconds:g} seconds",
                     value=f"{len(members)} of them",
                     remedy='wait longer, or replace weights with policy="finish", which waits for nobody',
                 )
             time.sleep(min(_LOOK, seconds))
+
+    def give_up(self) -> None:
+        """Nobody runs those inside any more: whoever waits for their end waits in vain."""
+        self._given_up = True
 
     def dissolve(self, last: Callable[[], None]) -> None:
         """The door stays closed after this block of `closed`, and `last` is called when nobody is inside any more."""

@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import LoopwrightError
 from .gate import Gate
 from .refusal import Refusal, shape, told
-from .routes import images, models, page, preview, rollout, upkeep, videos
+from .routes import images, models, page, preview, rollout, upkeep, videos, weights
 from .service import Service
 
 _log = logging.getLogger("loopwright.serving")
@@ -31,8 +31,15 @@ def create_app(service: Service) -> FastAPI:
         async with service.running():
             yield
 
-    app = FastAPI(title="Loopwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for routes in (images, videos, preview, models, rollout, upkeep):
+    app = FastAPI(
+        title="Loopwright",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"operation_spans": False},  # the request's own span, where the process has a tracer provider
+    )
+    for routes in (images, videos, preview, models, rollout, weights, upkeep):
         app.include_router(routes.router(service))
     app.include_router(page.router())
     for error in (Refusal, LoopwrightError):

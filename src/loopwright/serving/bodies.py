@@ -124,12 +124,26 @@ class RolloutBody(VideoBody):
 
     output: Literal["latents", "video"] = "latents"
     trajectory: Annotated[bool, Field(description="latents before the first step and after each")] = True
+    follow_weights: Annotated[bool, Field(description="go on with weights that are swapped in the middle")] = False
 
     @model_validator(mode="after")
     def _waited_for(self) -> Self:
         if self.webhook is not None:
             raise ValueError("webhook is of videos alone: a rollout is waited for")
         return self
+
+
+class WeightsBody(BaseModel):
+    """POST /update_weights_from_disk."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+    model: Name | None = None
+    component: Annotated[Name, Field(description="the generator, if it is the only one")] | None = None
+    path: Annotated[str, Field(max_length=4096, description="in one of the server's model roots")]
+    policy: Literal["drain", "freeze", "finish"] = "drain"
+    version: Whole | None = None
+    drain_seconds: Annotated[float, Field(ge=0, le=86400, description="how long requests under way may take")] = 600.0
 
 
 class ModelBody(BaseModel):

@@ -26,6 +26,7 @@ from .refusal import Refusal
 from .settings import Limits
 from .sse import Sent
 from .tasks import stop, together
+from .weights import ran_with
 
 Answer = dict[str, object]
 Send = Callable[..., Awaitable[None]]  # (kind of event, request, job, **fields)
@@ -66,11 +67,9 @@ class Images:
         suffix = FORMATS[body.output_format]
         if body.response_format == "url":
             record = await self._jobs.aside(lambda: self._kept(asked, job, suffix, owner))
-            return {"url": f"/v1/images/{record.id}/content", "seed": request.seed}
-        return {
-            "b64_json": await self._jobs.aside(lambda: self._base64(asked.model, job, suffix)),
-            "seed": request.seed,
-        }
+            return {"url": f"/v1/images/{record.id}/content", "seed": request.seed, **ran_with(job)}
+        contents = await self._jobs.aside(lambda: self._base64(asked.model, job, suffix))
+        return {"b64_json": contents, "seed": request.seed, **ran_with(job)}
 
     def _kept(self, asked: Asked, job: Job, suffix: str, owner: str) -> Record:
         """The image as a file that its owner can ask for. Blocks."""
@@ -82,7 +81,7 @@ class Images:
             status=COMPLETED,
             created=now,
             ended=now,
-            echo=asked.echo,
+            echo={**asked.echo, **ran_with(job)},
             suffix=suffix,
             kind="image",
         )
@@ -147,6 +146,6 @@ class Images:
             due.put_nowait(None)
             await showing
             echo = {name: value for name, value in asked.echo.items() if name != "seed"}
-            await send("completed", request, job, usage=_NO_USAGE, **echo)
+            await send("completed", request, job, usage=_NO_USAGE, **{**echo, **ran_with(job)})
         finally:
             await stop(showing)

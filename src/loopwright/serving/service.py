@@ -36,6 +36,7 @@ from .saver import Saver
 from .settings import Settings
 from .videos import Videos
 from .webhooks import Webhooks, secret
+from .weights import Renewal
 
 _UPKEEP_SECONDS = 60.0
 _log = logging.getLogger("loopwright.serving")
@@ -64,6 +65,7 @@ class Service:
         self.lifecycle = Lifecycle(
             models, self.driver, load=load, roots=settings.model_roots, idle_seconds=settings.idle_seconds
         )
+        self.renewal = Renewal(self.lifecycle)
         self.jobs = Jobs(self.driver, self.metrics, self.lifecycle, self.guard)
         self.admission = Admission(self.limits, self.jobs.soonest)
         self.models = Models(self.lifecycle, self.driver, self.limits, self.guard)
@@ -101,6 +103,7 @@ class Service:
             yield
         finally:
             self.closing.set()
+            self.renewal.give_up()
             for task in upkeep:
                 task.cancel()
             await asyncio.to_thread(self.driver.close, self._saver.save_all)

@@ -72,8 +72,8 @@ class Settings:
         save_seconds: how often a job under way is saved, 0 for every step; the end of a stage saves as well.
         health_seconds: how long the outcome of a health check is good for.
         log_format: "text", or "json" for an object a line.
-        managers: names of the keys that may load and unload models; nobody may without.
-        model_roots: folders with models that may be loaded, besides those named at the start.
+        managers: names of the keys that may load and unload models and replace weights; nobody may without.
+        model_roots: folders with models that may be loaded, besides those named at the start, and with weights.
         idle_seconds: a model that nobody has asked for in so long lets its weights go, until somebody does.
         safety: the filter of prompts and pixels, "opennsfw" or "module:function"; None for no filter.
         webhook_hosts: who may be told of a video's end, "HOST" or "HOST:PORT"; nobody if empty.

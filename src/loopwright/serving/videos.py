@@ -28,6 +28,7 @@ from .refusal import Refusal, told
 from .saver import Saver
 from .ticket import Ticket
 from .webhooks import Webhooks, promised
+from .weights import ran_with
 
 VIDEO, STILL = ".mp4", ".png"
 _REMEMBERED = 256  # ended jobs whose events can still be watched
@@ -178,7 +179,7 @@ class Videos:
         try:
             job = await self._jobs.finish(ticket)
             path = await self._jobs.encode(self._models.get(record.model), job, self._records.file(record))
-            return {"status": COMPLETED, "bytes": path.stat().st_size}
+            return {"status": COMPLETED, "bytes": path.stat().st_size, "echo": {**record.echo, **ran_with(job)}}
         except Exception as error:
             status, body, _ = told(error)
             if isinstance(error, Refusal) and error.code == "cancelled":

@@ -81,6 +81,7 @@ def router(service: Service) -> APIRouter:
             made = await service.images.make(asked, body, owner)
         data = [_absolute(image, request) for image in made]
         answer = {"created": begun, "data": data, "output_format": body.output_format, **asked.echo}
+        answer |= {name: made[-1][name] for name in ("weights", "checksums")}
         return bytes(JSONResponse(answer).body)
 
     return routes

@@ -14,6 +14,7 @@ from ..refusal import Refusal
 from ..service import Service
 from ..sse import unless_gone
 from ..trajectory import Trajectory, rollout_bytes
+from ..weights import ran_with
 from .asking import dry, owner_of, require_room, resolve, task_for
 
 FILE = "input_reference"
@@ -41,8 +42,11 @@ def router(service: Service) -> APIRouter:
 
     async def rollout(asked: Asked, body: RolloutBody) -> bytes:
         trajectory = Trajectory() if body.trajectory else None
-        make = partial(Job, asked.model.instance, asked.request, observers=[trajectory] if trajectory else [])
+        observers = [trajectory] if trajectory else []
+        make = partial(Job, asked.model.instance, asked.request, observers=observers, follows=body.follow_weights)
         job = await jobs.run(lambda listener: make(listener=listener), priority=body.priority, seconds=body.deadline)
-        return await jobs.aside(lambda: rollout_bytes(asked.model.result(job), trajectory, asked.echo))
+        return await jobs.aside(
+            lambda: rollout_bytes(asked.model.result(job), trajectory, {**asked.echo, **ran_with(job)})
+        )
 
     return routes

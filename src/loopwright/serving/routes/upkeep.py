@@ -1,10 +1,12 @@
-"""GET /health, which runs a step, and /metrics."""
+"""GET /health, which runs a step, /livez, which only asks whether there is an engine, and /metrics."""
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from ..refusal import Refusal
 from ..service import Service
+from ..weights import versions
 
 
 def router(service: Service) -> APIRouter:
@@ -13,7 +15,14 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": "ok", "step_seconds": round(await service.health.check(), 4)})
+        took = round(await service.health.check(), 4)
+        return JSONResponse({"status": "ok", "step_seconds": took, "weights": versions(service.models.named)})
+
+    @routes.get("/livez")
+    async def live() -> Response:
+        if (error := service.driver.error) is not None:
+            raise Refusal(f"the engine has ended ({type(error).__name__})", status=503, code="engine_ended")
+        return JSONResponse({"status": "ok"})
 
     @routes.get("/metrics")
     async def metrics() -> Response:
