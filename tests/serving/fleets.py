@@ -11,9 +11,9 @@ import httpx
 from live import free_port
 
 from loopwright.serving.fleet.members import Hire, Members
-from loopwright.serving.fleet.order import Order
 from loopwright.serving.fleet.replica import Replica
 from loopwright.serving.fleet.run import front_of
+from loopwright.serving.order import Order
 from loopwright.serving.settings import Settings
 
 _LOADING = threading.Lock()  # transformers makes one model at a time in a process
@@ -38,7 +38,8 @@ class Local:
         self.replica._raise()
 
     async def stop(self) -> None:
-        self.replica.stop()
+        if self.replica._thread.is_alive():
+            self.replica.stop()
 
     async def kill(self) -> None:
         if self.replica._thread.is_alive():

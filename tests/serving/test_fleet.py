@@ -14,8 +14,8 @@ from live import SMALL
 import loopwright
 from loopwright.engine.store import Store
 from loopwright.serving.fleet.exposition import labelled
-from loopwright.serving.fleet.order import Order
 from loopwright.serving.fleet.router import NEAR, Offer, Router
+from loopwright.serving.order import Order
 from loopwright.serving.settings import Limits, Settings
 
 

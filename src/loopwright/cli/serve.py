@@ -3,14 +3,17 @@
     loopwright serve loopwright/tiny-wan
     loopwright serve MODEL MODEL --host 0.0.0.0 --keys keys.txt
     loopwright serve --keys keys.txt --new-key alice          # prints a new key once, and ends
+    loopwright serve MODEL --replicas 4                       # processes behind one port, a GPU each
+    loopwright serve MODEL --replicas 4 --deployment-card deployment.json     # says what that needs, and ends
 
 Answers come in fixed mode unless a request asks for another: the same bits whoever else is served, and
 `generate --mode fixed --rows N` repeats them. Jobs and results lie in --folder and outlive the server.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +25,14 @@ from .chatter import quiet
 from .flags import Flag
 
 if TYPE_CHECKING:
-    from ..api import Model
+    from socket import socket
+
+    from ..serving.order import Order
     from ..serving.settings import Settings
 
 NAME, HELP = "serve", "serve models over HTTP, in OpenAI's shapes"
+_PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "opentelemetry")
 _MODELS = ("revision", "device", "dtype", "memory", "graphs", "compile", "sampler", "lora")
-_OF_ONE = ("revision", "lora")
 _LIMITS = {"max_queue": "queue", "max_per_key": "concurrent", "max_pixels": "pixels", "max_body": "body"}
 _MANY = {"webhook_host": "webhook_hosts", "manager": "managers", "model_root": "model_roots"}
 _PATHS = ("folder", "keys", "tls_cert", "tls_key", "webhook_secret")
@@ -48,6 +53,8 @@ FLAGS = (
     ),
     Flag("threads", "CPU threads", int, "models", "N"),
     Flag("log_format", "text, or json: an object a line on stderr", group="access"),
+    Flag("replicas", "so many servers, each a process with an engine, behind one port; 1", int, "fleet", "N"),
+    Flag("deployment_card", "write what an orchestrator has to know as JSON, and end", group="fleet", metavar="FILE"),
     Flag("host", "address to listen on; 127.0.0.1, this machine alone", group="access"),
     Flag("port", "port to listen on; 8000", int, "access", "N"),
     Flag("keys", "file of API keys' hashes; without it nobody needs a key", group="access", metavar="FILE"),
@@ -118,19 +125,56 @@ def run(arguments: argparse.Namespace) -> int:
         return _new_key(arguments)
     if not arguments.models:
         raise RequestError("no model to serve", remedy="name one, such as loopwright/tiny-wan")
-    _require_serving()
+    _require(_PACKAGES, "serve")
+    with quiet():
+        order = _order(arguments)
+    replicas = 1 if arguments.replicas is None else arguments.replicas
+    if replicas < 1:
+        raise RequestError("a fleet has one replica at least", value=replicas)
+    if arguments.deployment_card:
+        return _describe(order, replicas, Path(arguments.deployment_card))
     with quiet():
         from ..serving import server
-        from ..serving.service import Service
 
-        settings = _settings(arguments)
-        sock = server.listen(settings)
+        sock = server.listen(order.settings)
     with sock:
-        with quiet():
-            models, load = _load(arguments)
-            service = Service(models, settings, load)
-        server.run(service, sock)
+        if replicas > 1:
+            _serve_fleet(order, replicas, sock)
+        else:
+            with quiet():
+                service = order.service(_say)
+            server.run(service, sock)
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _serve_fleet(order: "Order", replicas: int, sock: "socket") -> None:
+    _require(("ray", "httpx"), "fleet")
+    from ..serving.fleet import run
+
+    run.serve(order, replicas=replicas, sock=sock)
+
+
+def _describe(order: "Order", replicas: int, path: Path) -> int:
+    """Write the deployment card; its command is this one without that flag."""
+    from ..serving.deployment import describe
+
+    command = ["loopwright", *_without("--deployment-card", sys.argv[1:])]
+    path.write_text(json.dumps(describe(order, replicas=replicas, command=command), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _without(flag: str, words: Sequence[str]) -> list[str]:
+    """The words but for a flag and its value."""
+    kept, skip = list[str](), False
+    for word in words:
+        if not skip and word != flag and not word.startswith(f"{flag}="):
+            kept.append(word)
+        skip = word == flag
+    return kept
 
 
 def _new_key(arguments: argparse.Namespace) -> int:
@@ -142,12 +186,14 @@ def _new_key(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _require_serving() -> None:
-    """Raise RequestError where the packages of a server are not installed."""
-    for name in ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "opentelemetry"):
+def _require(packages: Sequence[str], extra: str) -> None:
+    """Raise RequestError where what a server needs is not installed."""
+    for name in packages:
         if find_spec(name) is None:
             raise RequestError(
-                "serving needs a package that is not installed", value=name, remedy='pip install "loopwright[serve]"'
+                "serving needs a package that is not installed",
+                value=name,
+                remedy=f'pip install "loopwright[{extra}]"',
             )
 
 
@@ -167,22 +213,12 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     return Settings(limits=limits, **{name: value for name, value in given.items() if name in known})
 
 
-def _load(arguments: argparse.Namespace) -> "tuple[list[Model], Callable[[str], Model]]":
-    """The models, which share their components, and how others are loaded."""
-    from .. import api
-    from ..engine.store import Store
-    from ..files import cache_folder
+def _order(arguments: argparse.Namespace) -> "Order":
+    from ..serving.order import OF_ONE, Order
 
-    if arguments.threads is not None:
-        import torch
-
-        torch.set_num_threads(arguments.threads)
-    for name in _OF_ONE:
+    for name in OF_ONE:
         if getattr(arguments, name) and len(arguments.models) > 1:
             raise RequestError(f"--{name} is of one model, and several are named", remedy="serve that one by itself")
-    store = Store(prices=cache_folder() / "prices")
-    given = {name: value for name in _MODELS if (value := getattr(arguments, name)) is not None}
-    models = [api.load(name, store=store, **given) for name in arguments.models]
-    others = {name: value for name, value in given.items() if name not in _OF_ONE}
-    print(f"loading {len(models)} model{'s' * (len(models) > 1)}", file=sys.stderr, flush=True)
-    return models, lambda folder: api.load(folder, store=store, **others)
+    options = {name: value for name in _MODELS if (value := getattr(arguments, name)) is not None}
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return Order(tuple(arguments.models), options, arguments.threads, _settings(arguments))

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import logs
+from ..order import Order
 from .members import Hire
-from .order import Order
 from .replica import Replica
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from .order import Order
+from ..order import Order
 from .router import Offer
 
 STARTING, READY, DRAINING, ENDED = "starting", "ready", "draining", "ended"
 _PATIENCE = 60.0  # seconds that a replica which did not begin is left alone, at most
+_SAVING = 10.0  # seconds that saving jobs may take, beside those for draining
 _ATTEMPTS = 30
 _log = logging.getLogger("loopwright.serving")
 
@@ -105,12 +106,14 @@ class Members:
             await member.left.wait()
 
     async def close(self) -> None:
-        """Stop all; what is under way is saved in their folders."""
+        """Stop all; what is under way is saved in their folders. Who does not stop in time is ended."""
         self._closing = True
-        for member in self.all.values():
-            if member.hired is not None and member.state in (READY, DRAINING):
-                await member.hired.stop()
-        await asyncio.gather(*self._tending.values(), return_exceptions=True)
+        try:
+            async with asyncio.timeout(self._order.settings.drain_seconds + _SAVING):
+                await asyncio.gather(*(member.hired.stop() for member in self.all.values() if member.hired))
+                await asyncio.gather(*self._tending.values(), return_exceptions=True)
+        except Exception as error:
+            _log.error("the replicas did not all stop: %s", _last_line(error))
         for member in self.all.values():
             if member.hired is not None:
                 await member.hired.kill()

@@ -25,11 +25,11 @@ from ...engine.sizes import shape_of
 from ...errors import LoopwrightError, StateError
 from ...program import bind, task_of
 from ..bodies import Body, ImageBody, RolloutBody, VideoBody
-from ..models import Asked
+from ..models import Asked, Models
+from ..order import Order
 from ..refusal import Refusal
 from ..server import Server, server_of
 from ..service import Service
-from .order import Order
 from .router import Offer
 
 BODIES: dict[str, type[ImageBody] | type[VideoBody]] = {
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Replica:
-    """Not yet started."""
+    """Not yet started. None of its methods is a coroutine: Ray would run them all on one thread."""
 
     def __init__(self, order: str) -> None:
         self._order = Order.loads(order)
@@ -105,7 +105,7 @@ class Replica:
         if path not in BODIES:
             return None
         try:
-            asked = self._do(self._asked(BODIES[path].model_validate_json(text)))
+            asked = self._do(_asked(self._service.models, BODIES[path].model_validate_json(text)))
         except (ValidationError, LoopwrightError, Refusal):
             return None
         instance, prices = asked.model.instance, self._service.driver.scheduler.prices
@@ -114,26 +114,25 @@ class Replica:
         found = [prices.stage(kind, bound.stage.name) for bound in stages]
         return None if None in found else sum(steps * seconds for steps, seconds in filter(None, found))
 
-    async def _asked(self, body: Body) -> Asked:
-        models = self._service.models
-        card = models.get(body.model).card
-        task = task_of(card, body.task if isinstance(body, VideoBody) else None, ())
-        parameters = body.frames(card, task) if isinstance(body, VideoBody) else body.parameters()
-        return await models.resolve(body.model, body.prompt, task, {}, parameters)
-
     def _do(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _serve(self) -> None:
         try:
-            asyncio.run(self._until_stopped())
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._server.serve(sockets=[self._socket]))
         except BaseException as error:
             self._error.append(error)
-
-    async def _until_stopped(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        await self._server.serve(sockets=[self._socket])
 
     def _raise(self) -> None:
         if self._error:
             raise self._error[0]
+
+
+async def _asked(models: Models, body: Body) -> Asked:
+    """The request, complete."""
+    card = models.get(body.model).card
+    task = task_of(card, body.task if isinstance(body, VideoBody) else None, ())
+    parameters = body.frames(card, task) if isinstance(body, VideoBody) else body.parameters()
+    return await models.resolve(body.model, body.prompt, task, {}, parameters)

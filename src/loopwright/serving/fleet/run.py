@@ -14,12 +14,12 @@ import uvicorn
 from ...backends.device import pick
 from .. import logs
 from ..keys import Keys
+from ..order import Order
 from ..server import Server
 from ..settings import Settings
 from .actors import placed
 from .front import create_front
 from .members import Hire, Members
-from .order import Order
 
 
 def serve(order: Order, *, replicas: int, sock: socket.socket) -> None:

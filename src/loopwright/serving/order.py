@@ -5,16 +5,18 @@ service = Order.loads(order.dumps()).service()
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ... import api
-from ...engine.store import Store
-from ...files import cache_folder
-from ..lifecycle import Load
-from ..service import Service
-from ..settings import Limits, Settings
+import torch
+
+from .. import api
+from ..engine.store import Store
+from ..files import cache_folder
+from .lifecycle import Load
+from .service import Service
+from .settings import Limits, Settings
 
 OF_ONE = ("revision", "lora")  # options that belong to one model, not to those that are loaded later
 Option = str | float | bool | tuple[str, ...]
@@ -49,13 +51,12 @@ class Order:
         others = {name: value for name, value in self.options.items() if name not in OF_ONE}
         return models, lambda folder: api.load(folder, store=store, **others)  # type: ignore[arg-type]
 
-    def service(self) -> Service:
-        """The server's parts, weights read."""
+    def service(self, say: Callable[[str], None] = lambda line: None) -> Service:
+        """The server's parts, weights read; `say` hears of what takes long before it begins."""
         if self.threads is not None:
-            import torch
-
             torch.set_num_threads(self.threads)
         models, load = self.load()
+        say(f"loading {len(models)} model{'s' * (len(models) > 1)}")
         return Service(models, self.settings, load)
 
 
