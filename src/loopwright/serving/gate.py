@@ -29,7 +29,7 @@ from .refusal import Refusal, told
 from .settings import Limits, Settings
 
 ANYBODY, GONE = "anybody", 499  # the status of a request that got no answer, because its client had left
-_OPEN = ("/health", "/")
+_OPEN = ("/health", "/livez", "/")
 _PAGE = "/page/"  # what / is made of
 _HERE = ("localhost", "127.0.0.1", "::1")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
