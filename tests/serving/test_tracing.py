@@ -1,6 +1,9 @@
 """What a request's spans say, by OpenTelemetry's own SDK; and that nothing is done where nobody records."""
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable
 
 import pytest
 from live import SMALL
@@ -19,8 +22,17 @@ def exported(monkeypatch) -> InMemorySpanExporter:
     """What ends from now on, as a process with an SDK would export it."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # which a process can set only once
     monkeypatch.setattr("loopwright.serving.tracing._tracer", provider.get_tracer("loopwright"))
     return exporter
+
+
+def soon(find: Callable[[], list]) -> list:
+    """What is found, which may be a moment after the client has its answer."""
+    until = time.monotonic() + 10
+    while not (found := find()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
 
 
 def spans_of(exporter, trace_id: str) -> list:
@@ -32,6 +44,7 @@ def test_an_image_is_a_request_with_stages_and_their_steps(server, exported):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "here"}
     answer = server.http.post("/v1/images/generations", json=SMALL | {"prompt": "a secret"}, headers=headers)
     assert answer.status_code == 200
+    soon(lambda: [span for span in exported.get_finished_spans() if span.name.startswith("POST")])
     spans = {name: [span for span in spans_of(exported, TRACE) if span.name == name] for name in
              ("POST /v1/images/generations", "generate", "denoise", "step")}  # fmt: skip
     (asked,), (job,), (denoise,) = spans["POST /v1/images/generations"], spans["generate"], spans["denoise"]
@@ -52,20 +65,31 @@ def test_a_video_goes_on_with_the_trace_of_who_asked_for_it(server, exported):
     body = SMALL | {"prompt": "a fox", "num_frames": 5}
     video = server.http.post("/v1/videos", json=body, headers=headers).json()
     server.openai.videos.poll(video["id"], poll_interval_ms=20)
+    soon(lambda: [span for span in exported.get_finished_spans() if span.name == "generate"])
     names = {span.name for span in spans_of(exported, TRACE)}
     assert {"POST /v1/videos", "generate", "text", "denoise", "decode", "step"} <= names
 
 
 def test_what_fails_and_what_is_refused_is_told_by_its_span(server, exported):
     server.http.post("/v1/images/generations", json={"prompt": "a", "nobody": 1})
-    (refused,) = exported.get_finished_spans()
+    (refused,) = soon(exported.get_finished_spans)
     assert refused.attributes["http.response.status_code"] == 400
     assert refused.status.status_code is trace.StatusCode.UNSET  # the client's fault is none of ours
     exported.clear()
     body = SMALL | {"prompt": "a fox", "deadline": 0.001, "num_inference_steps": 100}
     assert server.http.post("/v1/images/generations", json=body).status_code == 422
-    (job,) = [span for span in exported.get_finished_spans() if span.name == "generate"]
+    (job,) = soon(lambda: [span for span in exported.get_finished_spans() if span.name == "generate"])
     assert job.attributes["loopwright.cancelled"]
+
+
+def test_a_line_of_the_log_names_the_trace(server, exported, caplog):
+    caplog.set_level(logging.INFO, logger="loopwright.serving")
+    server.http.get("/v1/models", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+    (record,) = soon(lambda: [record for record in caplog.records if record.name == "loopwright.serving"])
+    assert record.fields["trace_id"] == TRACE
+    server.http.get("/v1/models")
+    (alone,) = soon(lambda: [span for span in exported.get_finished_spans() if span.parent is None])
+    assert alone.name == "GET /v1/models"
 
 
 def test_without_a_provider_a_job_is_listened_to_as_it_was():

@@ -15,18 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from opentelemetry.trace import Span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import tracing
 from .keys import Keys
 from .logs import FIELDS, about
 from .metrics import Metrics
 from .refusal import Refusal, told
 from .settings import Limits, Settings
+from .tracing import current_trace
 
 ANYBODY, GONE = "anybody", 499  # the status of a request that got no answer, because its client had left
 _OPEN = ("/health", "/livez", "/")
@@ -52,14 +51,12 @@ class Gate:
             return
         headers = Headers(scope=scope)
         name = _request_id(headers)
-        with about(name), tracing.request_span(_method(scope), headers) as span:
-            await self._handle(scope, receive, send, headers=headers, name=name, span=span)
+        with about(name):
+            await self._handle(scope, receive, send, headers=headers, name=name)
 
-    async def _handle(
-        self, scope: Scope, receive: Receive, send: Send, *, headers: Headers, name: str, span: Span
-    ) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, *, headers: Headers, name: str) -> None:
         begun, status = time.perf_counter(), GONE
-        scope.setdefault("state", {})
+        scope.setdefault("state", {})["trace"] = current_trace()
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -88,7 +85,7 @@ class Gate:
                 code, answer, more = told(error)
                 await JSONResponse(answer, code, more)(scope, receive, sending)
         finally:
-            self._note(scope, status, time.perf_counter() - begun, span)
+            self._note(scope, status, time.perf_counter() - begun)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Raise Refusal for who may not ask."""
@@ -118,9 +115,8 @@ class Gate:
             raise Refusal("give a valid API key: Authorization: Bearer KEY", status=401, code="invalid_api_key")
         return owner
 
-    def _note(self, scope: Scope, status: int, seconds: float, span: Span) -> None:
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route, method, path = getattr(scope.get("route"), "path", "none"), _method(scope), scope["path"][:200]
-        tracing.answered(span, method, route, status)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)
         line = {
@@ -130,7 +126,7 @@ class Gate:
             "seconds": round(seconds, 6),
             "owner": scope["state"].get("owner"),
         }
-        if (trace := tracing.trace_of(span)) is not None:
+        if (trace := scope["state"]["trace"]) is not None:
             line["trace_id"] = trace
         _log.info("%s %r %s in %.3f s", method, path, status, seconds, extra={FIELDS: line})
 

@@ -1,8 +1,7 @@
 """What becomes of a request, as OpenTelemetry spans: HTTP request > generate > stage > step.
 
-    with request_span("POST", headers) as span:            # goes on with the client's trace, if it has one
-        spans = JobSpans(asyncio.get_running_loop())
-        Job(model, request, listener=spans.also(listener))
+    spans = JobSpans(asyncio.get_running_loop())           # below the request's span, which is FastAPI's
+    Job(model, request, listener=spans.also(listener))
 
 Where the process has no tracer provider nothing is recorded, and listeners are called as they are. Deliberately absent:
 the SDK, exporters and sampling, which are the choice of who runs the server, and prompts, which are nobody's business.
@@ -10,12 +9,9 @@ the SDK, exporters and sampling, which are the choice of who runs the server, an
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.propagate import extract
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, Status, StatusCode
 
 from ..engine.events import Cancelled, Done, Event, Failed, Started, Stepped
 from ..engine.job import Job, Listener
@@ -24,26 +20,9 @@ _tracer = trace.get_tracer("loopwright")
 _TOLD = (Started, Stepped, Done, Failed, Cancelled)
 
 
-@contextmanager
-def request_span(method: str, headers: Mapping[str, str]) -> Iterator[Span]:
-    """The span of an HTTP request; the caller says of which route it was, and how it was answered."""
-    attributes = {"http.request.method": method}
-    with _tracer.start_as_current_span(
-        method, extract(headers), kind=SpanKind.SERVER, attributes=attributes, record_exception=False
-    ) as span:
-        yield span
-
-
-def answered(span: Span, method: str, route: str, status: int) -> None:
-    """Name the span of an HTTP request by what it asked for, and how that went."""
-    span.update_name(f"{method} {route}")
-    span.set_attributes({"http.route": route, "http.response.status_code": status})
-    if status >= 500:
-        span.set_status(StatusCode.ERROR)
-
-
-def trace_of(span: Span) -> str | None:
-    """The trace's id, as log lines give it; None where nothing is recorded."""
+def current_trace() -> str | None:
+    """The id of the trace that is gone on with now, as log lines give it; None where nothing is recorded."""
+    span = trace.get_current_span()
     return f"{span.get_span_context().trace_id:032x}" if span.is_recording() else None
 
 
