@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from encoded import write_rows
+from loopwright.card import dumps
 from loopwright.distributed.group import Group, joined
+from loopwright.models.labels import describe
+from loopwright.models.labels.network import LabelFlow
 from loopwright.training.run import Run
 from loopwright.training.settings import build
 
@@ -55,3 +59,45 @@ def alone() -> Iterator[Group]:
 @pytest.fixture
 def copied() -> Callable[[Path, Path], Path]:
     return lambda source, target: Path(shutil.copytree(source, target))
+
+
+@pytest.fixture(scope="session")
+def labels(tmp_path_factory) -> Path:
+    """The folder of a random model of two labels."""
+    folder = tmp_path_factory.mktemp("labels")
+    torch.manual_seed(0)
+    LabelFlow(["light", "dark"], size=4, channels=1, width=16, depth=1).save_pretrained(folder / "transformer")
+    (folder / "card.json").write_text(dumps(describe(folder)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rewards_file(tmp_path_factory) -> Path:
+    """Functions that score."""
+    path = tmp_path_factory.mktemp("rewards") / "scores.py"
+    path.write_text(
+        "def bright(samples): return [float(s.frames.float().mean()) / 255 for s in samples]\n"
+        "def halting(samples): return [None if int(s.frames.sum()) % 5 == 0 else b for s, b in"
+        " zip(samples, bright(samples))]\n"
+        "def same(samples): return [0.5] * len(samples)\n"
+    )
+    return path
+
+
+@pytest.fixture
+def rollout_of(labels, rewards_file, tmp_path) -> RunOf:
+    """`rollout_of(method, **settings)`: a run that learns from its own samples, with `reward` and `rollout={...}`."""
+
+    def make(method: str = "grpo", *, reward: str = "bright", rollout: dict | None = None, **settings: object) -> Run:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("light\ndark\n")
+        small = {"groups": 2, "group_size": 4, "rows": 8, "parameters": {"num_inference_steps": 3}}
+        plain = {
+            "model": str(labels), "output": str(tmp_path / "out"), "method": method, "device": "cpu", "sinks": [],
+            "epochs": 2, "batch_size": 4, "checkpoints": {"every": 2}, "optimiser": {"lr": 1e-2},
+            "rewards": {f"{rewards_file}:{reward}": 1.0},
+            "rollout": {"prompts": str(prompts), **small, **(rollout or {})},
+        }  # fmt: skip
+        return build(Run, {**plain, **settings})
+
+    return make

@@ -56,7 +56,7 @@ def test_python_leaves_a_run_and_the_command_line_changes_it(tmp_path):
         ({"sinks": ["wandb", "wandb"]}, "sinks names one twice"),
         ({"sinks": ["paper"]}, "unknown sinks[0]: 'paper'; choices: tensorboard, trackio, wandb"),
         ({"checkpoints": {"keep": 0}}, "checkpoints.keep must be at least 1"),
-        ({"method": "grpo"}, "unknown method: 'grpo'; choices: sft"),
+        ({"method": "dpo"}, "unknown method: 'dpo'; choices: sft"),
     ],
 )
 def test_contradictions_and_impossible_values_are_named(changes, message):

@@ -32,7 +32,8 @@ def shard(network: nn.Module, mesh: DeviceMesh, compute: str) -> None:
     names = set(getattr(network, "_no_split_modules", None) or ())
     for block in [part for part in network.modules() if type(part).__name__ in names]:
         fully_shard(block, mesh=mesh, mp_policy=_AS_STORED)
-    fully_shard(network, mesh=mesh, mp_policy=_AS_STORED)
+    # what the network itself holds would otherwise stay gathered after a forward, and miss weights that change places
+    fully_shard(network, mesh=mesh, mp_policy=_AS_STORED, reshard_after_forward=True)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@
 The next step is read from the disk while one is computed. Rows are encoded before (`prepare`), so none is here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
@@ -28,11 +28,12 @@ from .methods import Batch
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one optimiser step is made of."""
+    """What one optimiser step is made of; `metrics` are of how that came to be."""
 
     parts: tuple[Batch, ...]
     rows: int
     after: Position
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Batches(Protocol):

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from .. import catalog
+from ..api.model import denoising
 from ..backends.compile import compile_blocks
-from ..card import Card
+from ..card import Card, derive
 from ..distributed.group import Group
 from ..distributed.shard import shard
+from ..loops.denoise import SOLVERS
 from ..weights.load import load_component
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ def adapt(network: nn.Module, settings: "Lora", seed: int) -> list[str]:
             targets=settings.targets,
             dropout=settings.dropout,
         )
+
+
+def served(card: Card, sampler: str | None) -> Card:
+    """The card under that sampler, or its own."""
+    return card if sampler is None else derive(card, loops={denoising(card): SOLVERS[sampler].semantics})
 
 
 def outline(card: Card, role: str) -> nn.Module:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..distributed.shard import local, whole
+from .copies import Copy
 from .run import Optimiser, Schedule
 
 Named = Mapping[str, nn.Parameter]
@@ -59,25 +60,13 @@ def clip(parameters: Named, most: float | None) -> torch.Tensor:
     return norm
 
 
-class Average:
+class Average(Copy):
     """Exponentially averaged weights: float32 copies, sharded as the weights are."""
 
     def __init__(self, parameters: Named, decay: float) -> None:
-        self._parameters, self._decay = parameters, decay
-        self.tensors = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        super().__init__(parameters)
+        self._decay = decay
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights as they are now."""
-        ours = [local(tensor) for tensor in self.tensors.values()]
-        theirs = [local(parameter.detach()) for parameter in self._parameters.values()]
-        torch._foreach_lerp_(ours, theirs, 1 - self._decay)
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the averages with the weights; again, and all is as before."""
-        for name, parameter in self._parameters.items():
-            ours, theirs = local(self.tensors[name]), local(parameter.detach())
-            kept = theirs.clone()
-            theirs.copy_(ours)
-            ours.copy_(kept)
+        self.follow(1 - self._decay)

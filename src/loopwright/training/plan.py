@@ -15,7 +15,8 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from .. import catalog
+from .. import catalog, rewards
+from ..api.model import sampler_of
 from ..backends.compile import require_compiler
 from ..backends.device import pick, preferred_dtype, probe
 from ..backends.registry import ATTENTIONS, KERNELS, require
@@ -30,11 +31,16 @@ from ..data.row import Row
 from ..data.split import split
 from ..distributed.group import size
 from ..errors import BackendError, RequestError, StateError
+from ..loops.denoise import SOLVERS
+from ..loops.noise import with_noise
 from ..program import resolve, validate
 from ..request import Request
 from . import drawn
-from .methods import autoencoder
-from .networks import adapt, outline
+from .methods import POLICIES, autoencoder
+from .networks import adapt, outline, served
+from .prompts import Prompt
+from .prompts import read as prompts_of
+from .rollout import Rollout
 from .run import Data, Run
 from .settings import leaves, plain
 
@@ -49,8 +55,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run with everything it needs to know. `held` is None where no rows are held out; a run whose batches are drawn
-    has no rows and no order."""
+    """A run with everything it needs to know.
+
+    `held` is None where no rows are held out; a run whose batches are drawn or whose samples are its own has no rows
+    and no order. Rollouts ask what is `asked`, with the `prompts` and seeds of an epoch; `judged` are held out.
+    """
 
     run: Run
     card: Card
@@ -62,6 +71,9 @@ class Plan:
     steps: int
     epochs: int
     previews: tuple[Request, ...]
+    asked: Request | None = None
+    prompts: tuple[Prompt, ...] = ()
+    judged: tuple[Prompt, ...] = ()
 
     @property
     def output(self) -> Path:
@@ -83,6 +95,8 @@ def make(run: Run) -> Plan:
     _check_adapters(run, card, roles)
     _check_output(run)
     previews = _previews(run, card)
+    if run.rollout is not None:
+        return _rollout(Plan(run, card, roles, (), None, (), None, 0, 0, previews), run.rollout)
     if run.data is None:
         assert run.drawn is not None and run.steps is not None, "a run has settled it"
         drawn.function(run.drawn)
@@ -96,6 +110,43 @@ def make(run: Run) -> Plan:
     steps = run.steps or epochs * each
     after = _order(encodings, held, run) if held else None
     return Plan(run, card, roles, rows, order, held, after, steps, epochs, previews)
+
+
+def _rollout(plan: Plan, rollout: Rollout) -> Plan:
+    """The plan of a run that learns from its own samples."""
+    run = plan.run
+    if rollout.groups % size():
+        raise RequestError(
+            "rollout.groups are shared out to processes", value=rollout.groups, remedy=f"{size()} have it"
+        )
+    if run.parallel != "shard" and run.precision != "float32":
+        remedy = "set precision to float32 or parallel to shard, so that training computes what sampling does"
+        raise RequestError("rollouts with whole weights in each process", value=run.precision, remedy=remedy)
+    prompts = prompts_of(rollout.prompts)
+    judged = prompts if rollout.held_out is None else prompts_of(rollout.held_out)
+    rewards.parse(run.rewards).close()
+    policy = POLICIES[run.method]
+    sampler = rollout.sampler or policy.sampler
+    card = served(plan.card, sampler)
+    validate(card, catalog.loops(card))
+    given = {"prompt": prompts[0].text, "seed": 0, "mode": "fixed", "rows": rollout.rows, **_noise(rollout)}
+    asked = resolve(card, **{"attention": run.attention, **rollout.parameters, **given})  # type: ignore[arg-type]
+    stepper = SOLVERS[sampler_of(card)].stepper
+    if policy.noisy and not stepper:
+        choices = [name for name, solver in SOLVERS.items() if solver.stepper]
+        raise RequestError(
+            f"{run.method} learns from noise, and the sampler draws none", value=sampler, choices=choices
+        )
+    asked, last = with_noise(asked, stepper), asked.num_inference_steps - 1
+    if rollout.window is not None and rollout.window > last:
+        raise RequestError("rollout.window leaves no step without noise", value=rollout.window, remedy=f"1 to {last}")
+    each = rollout.samples // run.batch_size
+    steps = run.steps or (run.epochs or 0) * each
+    return replace(plan, steps=steps, epochs=steps // each, asked=asked, prompts=prompts, judged=judged)
+
+
+def _noise(rollout: Rollout) -> dict[str, int]:
+    return {} if rollout.window is None else {"noise_steps": rollout.window}
 
 
 def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:

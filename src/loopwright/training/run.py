@@ -24,7 +24,10 @@ import yaml  # type: ignore[import-untyped]
 from ..errors import RequestError
 from .drawn import Drawn
 from .methods.autoencoder import Settings as Autoencoder
+from .methods.grpo import Settings as Grpo
+from .methods.nft import Settings as Nft
 from .methods.sft import Settings as Sft
+from .rollout import Rollout
 from .settings import Plain, build, change, plain
 
 
@@ -117,7 +120,10 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The loss of the rows held out, every so many steps, at `draws` noise levels a row, always the same."""
+    """The loss of the rows held out, every so many steps, at `draws` noise levels a row, always the same.
+
+    Of rollouts, the rewards of `draws` samples a prompt held out.
+    """
 
     every: int = 500
     draws: int = 4
@@ -146,10 +152,13 @@ class Run:
     """A run. Give `steps`, or `epochs`: every row is seen exactly so often.
 
     Attributes:
-        data, drawn: what is trained on: a data set, or batches that a Python file draws; one of them.
+        data, drawn, rollout: what is trained on: a data set, batches that a Python file draws, or samples of the
+            network itself; one of them.
+        rewards: of rollouts, by name, as `rewards.parse` takes them: {"ocr": 1.0}, {"mine.py:brightness": 0.5}.
         model: a shipped id, a Diffusers folder or a hub name.
         output: the folder for checkpoints, metrics and the result; a run found there is continued.
-        batch_size: rows a step, over all processes and all `accumulate` parts together.
+        batch_size: rows a step, over all processes and all `accumulate` parts together; of rollouts samples a step, so
+            that an epoch has rollout.samples / batch_size steps.
         train: the networks to train, by their names on the card; none means all that generate, or the autoencoder for
             the method of that name.
         precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
@@ -168,6 +177,8 @@ class Run:
     output: str
     data: Data | None = None
     drawn: Drawn | None = None
+    rollout: Rollout | None = None
+    rewards: Mapping[str, float | Mapping[str, str | int | float]] = field(default_factory=dict)
     revision: str | None = None
     steps: int | None = None
     epochs: int | None = None
@@ -175,8 +186,10 @@ class Run:
     accumulate: int = 1
     seed: int = 0
     train: tuple[str, ...] = ()
-    method: Literal["sft", "autoencoder"] = "sft"
+    method: Literal["sft", "autoencoder", "grpo", "nft"] = "sft"
     sft: Sft = field(default_factory=Sft)
+    grpo: Grpo = field(default_factory=Grpo)
+    nft: Nft = field(default_factory=Nft)
     autoencoder: Autoencoder = field(default_factory=Autoencoder)
     lora: Lora | None = None
     optimiser: Optimiser = field(default_factory=Optimiser)
@@ -212,9 +225,11 @@ class Run:
 
     def _agree(self) -> None:
         """Raise RequestError for settings that contradict each other."""
-        if (self.data is None) == (self.drawn is None):
-            given = "neither" if self.data is None else "both"
-            raise RequestError("a run trains on one thing", value=given, choices=("data", "drawn"))
+        sources = [name for name in ("data", "drawn", "rollout") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            given = " and ".join(sources) or "none"
+            raise RequestError("a run trains on one thing", value=given, choices=("data", "drawn", "rollout"))
+        self._agree_rollout()
         if self.drawn and self.steps is None:
             raise RequestError("drawn batches have no epochs", value=f"epochs {self.epochs}", remedy="give steps")
         if self.method == "autoencoder":
@@ -225,6 +240,26 @@ class Run:
             raise RequestError("previews need an engine", value="train_only", remedy="drop previews or train_only")
         if len(set(self.sinks)) < len(self.sinks):
             raise RequestError("sinks names one twice", value=list(self.sinks))
+
+    def _agree_rollout(self) -> None:
+        if (self.method in ("grpo", "nft")) != (self.rollout is not None):
+            remedy = "method grpo and nft learn from a rollout, the others from data or drawn"
+            raise RequestError("method and rollout do not go together", value=self.method, remedy=remedy)
+        if bool(self.rewards) != (self.rollout is not None):
+            raise RequestError("rollouts and rewards go together", value=f"rewards {dict(self.rewards)}")
+        if self.rollout is None:
+            return
+        _require("batch_size", self.batch_size, self.rollout.samples % self.batch_size == 0,
+                 f"a divisor of groups times group_size ({self.rollout.samples})")  # fmt: skip
+        each = self.rollout.samples // self.batch_size
+        _require("checkpoints.every", self.checkpoints.every, self.checkpoints.every % each == 0,
+                 f"whole epochs, a multiple of {each}, for no rollout is kept")  # fmt: skip
+        if self.steps is not None:
+            _require("steps", self.steps, self.steps % each == 0, f"whole epochs, a multiple of {each}")
+        for name, value in (("accumulate", self.accumulate != 1), ("compile", self.compile), ("lora.dropout",
+                self.lora is not None and self.lora.dropout), ("train_only", self.train_only)):  # fmt: skip
+            if value:
+                raise RequestError(f"rollouts take no {name}", value=value, remedy="leave it out")
 
     def _agree_autoencoder(self) -> None:
         for name in ("data", "lora", "previews", "train", "gradient_checkpointing"):

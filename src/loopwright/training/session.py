@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -19,16 +19,20 @@ from .. import catalog
 from ..backends.device import pick
 from ..backends.precision import torch_dtype
 from ..distributed.group import Group, joined
+from ..distributed.shard import trained
 from ..files import replacing
 from ..request import KERNELS
 from . import export, networks, summary
 from .checkpoint import Checkpoints
 from .feed import Prepared, prepare
 from .interrupt import asked
-from .methods import METHODS, Material
+from .live import Live
+from .methods import METHODS, Material, Policy
 from .methods.batch import Velocity
 from .plan import RUN, Plan, encoded, make
 from .previews import Previews
+from .rollout_feed import RolloutFeed
+from .rollouts import Rollouts
 from .run import Run, text
 from .sinks import Sink, opened
 from .supply import Supply
@@ -81,6 +85,8 @@ class Session:
 
     def __init__(self, plan: Plan, group: Group, display: Display) -> None:
         self.plan, self._group, self._display = plan, group, display
+        self._live: Live | None = None
+        self._rollouts: Rollouts | None = None
 
     def run(self) -> Outcome:
         """All of it."""
@@ -108,26 +114,45 @@ class Session:
     def _trainer(self, supply: Supply) -> Trainer:
         plan, group, run = self.plan, self._group, self.plan.run
         loaded = networks.load(plan.card, plan.roles, run, group)
-        compute = torch_dtype(run.precision)
-        forward = _forward(plan, group)
-        material = Material(plan.card, forward, plan.roles, compute, run.attention, supply.blank)
+        self._live = Live(plan, group, loaded)
+        method = METHODS[run.method](run, self._material(supply, loaded))
+        feed, kept = supply.feed, dict[str, torch.Tensor]()
+        if supply.score is not None:
+            policy = cast(Policy, method)
+            self._rollouts = Rollouts(plan, group, self._live, policy, supply.score)
+            feed, kept = RolloutFeed(self._rollouts, policy, run, group), dict(policy.tensors())
+        assert feed is not None, "what has no feed has a score"
         return Trainer(
             run,
             group,
             loaded,
-            METHODS[run.method](run, material),
-            supply.feed,
+            method,
+            feed,
             steps=plan.steps,
             epochs=plan.epochs,
             hold=_holding(plan),
             checkpoints=Checkpoints(plan.output / "checkpoints", run.checkpoints.keep, group),
             held=supply.held,
+            kept=kept,
+        )
+
+    def _material(self, supply: Supply, loaded: Mapping[str, nn.Module]) -> Material:
+        plan, run = self.plan, self.plan.run
+        return Material(
+            plan.card,
+            _forward(plan, self._group),
+            plan.roles,
+            torch_dtype(run.precision),
+            run.attention,
+            supply.blank,
+            trained(loaded),
+            plan.asked,
         )
 
     def _trained(self, trainer: Trainer, prepared: Prepared) -> bool:
         """Whether the end was reached."""
         plan, group = self.plan, self._group
-        previews = Previews(plan, group, trainer.networks) if plan.previews else None
+        previews = Previews(plan, group, self._live) if plan.previews and self._live else None
         sinks = opened(plan.run, plan.output, trainer.step) if group.first else []
         try:
             return self._steps(trainer, sinks, prepared, previews)
@@ -148,7 +173,8 @@ class Session:
                     for sink in sinks:
                         sink.write(trainer.step, measured)
                     self._display.step(trainer.step, trainer.steps, measured)
-                stopped = self._group.any(stop())
+                # no rollout is kept, so a run that learns from them stops where the next begins
+                stopped = self._group.any(stop()) and (self._rollouts is None or trainer.position.offset == 0)
                 last = trainer.step >= trainer.steps
                 if last or stopped or trainer.step % self.plan.run.checkpoints.every == 0:
                     trainer.save()
@@ -161,7 +187,7 @@ class Session:
     def _begin(self, trainer: Trainer, sinks: list[Sink], previews: Previews | None) -> None:
         """What the networks are before they are trained, to compare with."""
         if self.plan.run.evaluation:
-            measured = trainer.evaluate()
+            measured = self._evaluated(trainer)
             for sink in sinks:
                 sink.write(0, measured)
         if previews is not None:
@@ -171,8 +197,12 @@ class Session:
         """What is measured only now and then."""
         evaluation = self.plan.run.evaluation
         if evaluation and (trainer.step % evaluation.every == 0 or trainer.step == trainer.steps):
-            return trainer.evaluate()
+            return self._evaluated(trainer)
         return {}
+
+    def _evaluated(self, trainer: Trainer) -> dict[str, float]:
+        """By rewards where there are rollouts, else by the loss."""
+        return trainer.evaluate() if self._rollouts is None else self._rollouts.judge()
 
     def _leave(self, trainer: Trainer) -> Path:
         """The trained weights, and the averaged ones beside them."""

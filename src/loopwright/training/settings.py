@@ -83,7 +83,8 @@ def _value(hint: object, value: object, path: str) -> object:
     if origin is tuple:
         return _values(inner, value, path)
     if origin is abc.Mapping:
-        return _named(value, path)
+        nested = any(get_origin(kind) is abc.Mapping for kind in get_args(inner[1]))
+        return _named(value, path, nested=nested)
     assert isinstance(hint, type)
     if is_dataclass(hint):
         return value if isinstance(value, hint) else build(hint, value, path)
@@ -96,14 +97,17 @@ def _choice(choices: tuple[object, ...], value: object, path: str) -> object:
     return value
 
 
-def _named(value: object, path: str) -> Plain:
-    """Numbers and texts by names that are not settings of ours."""
+def _named(value: object, path: str, *, nested: bool = False) -> Plain:
+    """Numbers and texts by names that are not settings of ours; `nested` ones may have such of their own."""
     if not isinstance(value, Mapping):
         raise RequestError(f"{path} must be settings by name", value=value)
+    found: Plain = {}
     for name, item in value.items():
-        if not isinstance(item, (str, int, float)):
+        inside = nested and isinstance(item, Mapping)
+        if not inside and not isinstance(item, (str, int, float)):
             raise RequestError(f"{_join(path, name)} must be a number or text", value=item)
-    return {str(name): item for name, item in value.items()}
+        found[str(name)] = _named(item, _join(path, name)) if inside else item
+    return found
 
 
 def _values(kinds: tuple[object, ...], value: object, path: str) -> tuple[object, ...]:

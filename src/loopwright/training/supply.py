@@ -5,12 +5,14 @@ with opened(plan, group, say) as supply:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from .. import rewards
 from ..distributed.group import Group
+from ..rewards import Composite
 from . import drawn
 from .feed import Batches, Feed
 from .plan import Plan, encoded
@@ -18,17 +20,23 @@ from .plan import Plan, encoded
 
 @dataclass(frozen=True)
 class Supply:
-    """`held` is None where nothing is held out; `blank` [L, D] where there are no prompts."""
+    """`feed` is None where the networks make it by themselves, scored by `score`; `held` where nothing is held out;
+    `blank` [L, D] where there are no prompts or the engine encodes them."""
 
-    feed: Batches
-    held: Batches | None
-    blank: torch.Tensor | None
+    feed: Batches | None
+    held: Batches | None = None
+    blank: torch.Tensor | None = None
+    score: Composite | None = None
 
 
 @contextmanager
 def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Supply]:
     """The supply of a run whose encodings, if it has any, are made."""
     run = plan.run
+    if run.rollout is not None:
+        with closing(rewards.parse(run.rewards)) as score:
+            yield Supply(None, score=score)
+        return
     if run.drawn is not None:
         source = drawn.opened(run.drawn, group.device)
         feed = drawn.DrawnFeed(source, group, run.batch_size, run.accumulate, run.seed, drawn.identity(run.drawn))

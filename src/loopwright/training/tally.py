@@ -31,7 +31,10 @@ class Tally:
         self._tokens += losses.tokens * real // len(losses.rows)
 
     def reduced(self, group: Group) -> tuple[dict[str, float], int]:
-        """The mean under each name over all processes, without those of no row; and the tokens. A collective."""
+        """The mean under each name over all processes, without those of no row; and the tokens. A collective where
+        anything was added, as it must be in all or none."""
+        if not self._sums:
+            return {}, 0
         names = [name for group_of in self._sums for name in group_of]
         pairs = torch.cat([pairs.cpu() for pairs in self._sums.values()])
         table = group.total(torch.cat([pairs, torch.tensor([[float(self._tokens), 0]], dtype=torch.float64)]))

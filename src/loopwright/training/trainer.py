@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -47,10 +48,12 @@ class Since:
     steps: int = 0
     last: int = 0
     seconds: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
 
 
 class Trainer:
-    """Optimises networks. `hold` keeps a network's choice of kernels over forward and backward pass.
+    """Optimises networks. `hold` keeps a network's choice of kernels over forward and backward pass; `kept` is what
+    else a checkpoint holds.
 
     Attributes:
         step: how many are done.
@@ -71,6 +74,7 @@ class Trainer:
         hold: Hold,
         checkpoints: Checkpoints,
         held: Batches | None = None,
+        kept: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.run, self.group, self.networks = run, group, networks
         self._method, self._feed, self._held = method, feed, held
@@ -81,7 +85,7 @@ class Trainer:
         self._optimiser = optimise.adamw(self.parameters, run.optimiser, self._rate)
         self.average = None if run.ema is None else optimise.Average(self.parameters, run.ema)
         self.step, self.position, self.seen = 0, feed.start(), 0
-        self._since = Since()
+        self._since, self._kept = Since(), kept
 
     def resume(self, say: Say) -> bool:
         """Continue from the newest whole checkpoint, if there is one. Raises StateError for one of another run."""
@@ -130,16 +134,14 @@ class Trainer:
     def averaged(self) -> Iterator[None]:
         """The networks with their averaged weights, for a `with` block."""
         assert self.average is not None
-        self.average.swap()
-        try:
+        with self.average.standing_in():
             yield
-        finally:
-            self.average.swap()
 
     def _rates(self, metrics: Metrics) -> Metrics:
         since, self._since = self._since, Since()
         return {
             **metrics,
+            **since.metrics,
             "samples_per_second": since.rows / since.seconds,
             "tokens_per_second": metrics.pop("tokens") / since.seconds,
             "peak_bytes": peak_bytes(str(self.group.device))[0],
@@ -157,6 +159,7 @@ class Trainer:
             since.tally.add(losses, batch.real)
         if self.group.ranks > 1:
             average_gradients(self.parameters.values())
+        since.metrics.update(step.metrics)
         since.norms.append(optimise.clip(self.parameters, self.run.optimiser.clip))
         since.rows, since.steps, since.last = since.rows + step.rows, since.steps + 1, self.step + 1
         rate = self._rate * optimise.factor(self.run.schedule, self.step, self.steps)
@@ -169,7 +172,7 @@ class Trainer:
         """Means over the steps since it last was measured, and the tokens read. Waits for the device; a collective."""
         metrics, tokens = self._since.tally.reduced(self.group)
         norm = float(torch.stack(self._since.norms).mean())
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(norm)):
+        if not (math.isfinite(metrics.get("loss", 0.0)) and math.isfinite(norm)):
             steps, last = self._since.steps, self._since.last
             where = f"at step {last}" if steps == 1 else f"in steps {last + 1 - steps} to {last}"
             remedy = "lower optimiser.lr, or look at the rows of this step"
@@ -215,7 +218,7 @@ class Trainer:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint holds."""
-        tensors: dict[str, torch.Tensor] = {}
+        tensors = {f"method.{name}": tensor for name, tensor in self._kept.items()}
         for name, parameter in self.parameters.items():
             tensors[f"weights.{name}"] = parameter.detach()
             for key, value in self._optimiser.state[parameter].items():

@@ -1,11 +1,13 @@
 """What passes between the trainer and a method: rows, their losses, and the moment that random numbers belong to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from ...card import Card
+from ...request import Request
 
 Velocity = Callable[..., torch.Tensor]
 
@@ -20,12 +22,14 @@ class Batch:
         names: what each row is, the same in every run; none where rows are drawn while training.
         places: where each row stands in the step, over all processes and parts.
         real: so many of the rows count, the first; the rest fill up and weigh nothing.
+        static: what the recorded step of a rollout was called with beside tensors, the same for all rows.
     """
 
     tensors: Mapping[str, torch.Tensor]
     names: tuple[str, ...]
     places: tuple[int, ...]
     real: int
+    static: Mapping[str, Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Material:
         roles: the networks trained.
         compute: what they compute in; embeddings are given to them so.
         blank: the embeddings of the empty prompt [L, D], on the device; None where there are no prompts.
+        parameters: those that are trained, by "network.name".
+        asked: what rollouts ask of the engine, but for prompt and seed; None where there are none.
     """
 
     card: Card
@@ -63,3 +69,5 @@ class Material:
     compute: torch.dtype
     attention: str
     blank: torch.Tensor | None
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    asked: Request | None = None

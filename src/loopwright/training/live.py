@@ -1,0 +1,66 @@
+"""The networks in training as the engine serves them: no copy, no transfer, always the weights as they are.
+
+    live = Live(plan, group, networks)
+    with live.serving("after step 500") as model:                   # as the card says
+        model.run(request)
+    with live.serving("epoch 3", sampler="flow_sde") as model: ...
+
+A network is put into an `Instance` as it is, sharded or with adapters, and computes what it would when served. Each
+time its version is raised, so that nothing that was made of older weights is used again; what frozen encoders have
+computed stays. Encoders and autoencoder are loaded at first use and stay.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import nn
+
+from .. import catalog
+from ..api import Model
+from ..card import derive, experts
+from ..distributed.group import Group
+from ..engine.instance import Instance
+from ..engine.store import Store
+from .networks import served, sharded
+from .plan import Plan
+
+
+class Live:
+    """The networks of a run, served."""
+
+    def __init__(self, plan: Plan, group: Group, networks: Mapping[str, nn.Module]) -> None:
+        self._plan, self._group, self._networks = plan, group, networks
+        self._store = Store()
+        self._instances: dict[str | None, Instance] = {}
+
+    @contextmanager
+    def serving(self, name: str, *, sampler: str | None = None) -> Iterator[Model]:
+        """A model of that name for a `with` block, in which the weights must not change."""
+        instance = self._instances.get(sampler)
+        if instance is None:
+            instance = self._instances[sampler] = self._instance(sampler)
+        for role, network in self._networks.items():
+            instance.changed(role)
+            network.eval()
+        try:
+            yield Model(f"{self._plan.run.output} {name}", instance)
+        finally:
+            for network in self._networks.values():
+                network.train()
+
+    def _instance(self, sampler: str | None) -> Instance:
+        card = served(self._plan.card, sampler)
+        dtype = self._plan.run.precision if sharded(self._plan.run, self._group) else "float32"
+        card = derive(card, components={name: replace(card.components[name], dtype=dtype) for name in experts(card)})
+        instance = Instance(
+            card,
+            catalog.loops(card),
+            self._store,
+            device=str(self._group.device),
+            locate=catalog.locate,
+            prepare=catalog.preparation(card),
+        )
+        for role, network in self._networks.items():
+            instance.put(role, network)
+        return instance

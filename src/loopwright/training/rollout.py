@@ -1,0 +1,55 @@
+"""What a run of reinforcement learning samples, as settings.
+
+    rollout:
+      prompts: prompts.jsonl                # lines such as {"prompt": "the word CAT", "text": "CAT"}
+      groups: 48                            # prompts an epoch
+      group_size: 24                        # samples of each
+      rows: 24                              # of a call, in sampling and in training
+      parameters: {num_inference_steps: 10, guidance_scale: 1.0}
+
+Deliberately absent: what scores samples (`rewards`) and what is learnt from them (`methods`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What is sampled anew each epoch, through the engine, in its fixed mode.
+
+    Attributes:
+        prompts: a file of them, with facts that rewards read.
+        held_out: prompts to evaluate with, each `evaluation.draws` times, without noise in the steps; None: `prompts`.
+        rows: of every call of the engine and of every forward in training, so that both give the same bits.
+        sampler: of `load`; None is the method's own.
+        window: so many steps draw noise, one after the other from a step that is drawn once an epoch, the same for all
+            samples; the others are the flow's own, and so is always the last. None: all but the last.
+        parameters: those of a request.
+    """
+
+    prompts: str
+    groups: int = 48
+    group_size: int = 24
+    rows: int = 24
+    held_out: str | None = None
+    sampler: Literal["flow_sde", "dance_sde", "cps", "euler", "unipc"] | None = None
+    window: int | None = None
+    parameters: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("groups", 1), ("group_size", 2), ("rows", 1), ("window", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RequestError(f"rollout.{name} must be at least {least}", value=value)
+        for name in ("mode", "rows", "seed", "output", "noise_start", "noise_steps"):
+            if name in self.parameters:
+                raise RequestError(f"rollout.parameters takes no {name}", value=self.parameters[name])
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch."""
+        return self.groups * self.group_size

@@ -1,0 +1,113 @@
+"""Batches of what is learnt from rollouts, for one process of a group: an epoch is sampled when its first is asked for.
+
+    feed = RolloutFeed(rollouts, policy, run, group)
+    for step in feed.steps(feed.start(), epochs=10): ...
+
+Samples are shuffled and shared out to the epoch's steps; their examples go in batches of the rollout's rows, the last
+filled up, so that training computes at the row count that the engine sampled at. All processes have as many batches.
+A step without an example, as all of an epoch whose groups have no spread, has no batch, and nothing moves.
+Deliberately absent: rollouts on disk. A run is continued from the beginning of an epoch, with the samples it would have
+had.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from time import perf_counter
+
+import torch
+
+from ..data.order import Position
+from ..distributed.group import Group
+from ..errors import StateError
+from .feed import Step
+from .methods import Batch
+from .methods.policy import Example, Policy
+from .noise import generator
+from .rollouts import Rollouts, Scored, chunks
+from .run import Run
+
+Placed = tuple[int, Example]
+
+
+class RolloutFeed:
+    """Steps made of an epoch's samples."""
+
+    def __init__(self, rollouts: Rollouts, policy: Policy, run: Run, group: Group) -> None:
+        assert run.rollout is not None
+        self._rollouts, self._policy, self._run, self._group = rollouts, policy, run, group
+        self._rows, self._each = run.rollout.rows, run.rollout.samples // run.batch_size
+
+    def start(self) -> Position:
+        """Before the first epoch."""
+        name = (self._run.rollout, self._run.batch_size, self._run.seed)
+        return Position(0, 0, sha256(repr(name).encode()).hexdigest())
+
+    def check(self, position: Position) -> None:
+        """Raise StateError for a position in other rollouts, or within an epoch."""
+        if position.digest != self.start().digest or position.offset:
+            remedy = "resume with the prompts, groups, batch size and seed it began with, or begin anew"
+            raise StateError("the run to resume sampled otherwise", value=position.digest, remedy=remedy)
+
+    def steps(self, position: Position, epochs: int) -> Iterator[Step]:
+        """Every step left of so many epochs."""
+        self.check(position)
+        took: dict[str, float] = {}
+        for epoch in range(position.epoch, epochs):
+            if epoch:
+                self._policy.renew(epoch * self._each)
+            drawn = self._rollouts.epoch(epoch)
+            begun, metrics = perf_counter(), {**drawn.metrics, **took}
+            for index, samples in enumerate(self._shared(epoch, drawn.samples)):
+                last = index + 1 == self._each
+                after = Position(epoch + last, 0 if last else index + 1, position.digest)
+                step = self._step(epoch, samples, drawn.spare)
+                yield replace(step, after=after, metrics={} if index else metrics)
+            took = {"seconds/update": perf_counter() - begun}  # of the epoch before, for it is not known sooner
+
+    def _shared(self, epoch: int, samples: Sequence[Scored]) -> Iterator[Sequence[Scored]]:
+        """The samples in another order, a part for each of the epoch's steps."""
+        order = torch.randperm(len(samples), generator=generator("order", self._run.seed, epoch, self._group.rank))
+        for part in order.tensor_split(self._each):
+            yield [samples[place] for place in part.tolist()]
+
+    def _step(self, epoch: int, samples: Sequence[Scored], spare: Scored) -> Step:
+        """The batches of these samples, as many as in any other process; a spare one fills up."""
+        groups = self._grouped(epoch, samples)
+        batches = [self._batch(part) for group in groups for part in chunks(group, self._rows)]
+        counts = torch.zeros(self._group.ranks + 1)
+        counts[self._group.rank], counts[-1] = len(batches), sum(batch.real for batch in batches)
+        *each, rows = self._group.total(counts).tolist()
+        missing = int(max(each)) - len(batches)
+        if missing:
+            filler = replace(self._batch([self._grouped(epoch, [spare])[0][0]]), real=0)
+            batches += [filler] * missing
+        return Step(tuple(batches), int(rows), self.start())
+
+    def _grouped(self, epoch: int, samples: Sequence[Scored]) -> list[list[Placed]]:
+        """The samples' examples with their places, those that can share a batch together."""
+        groups: dict[Hashable, list[Placed]] = {}
+        for scored in samples:
+            sample, source = scored.sample, generator("examples", self._run.seed, epoch, scored.number)
+            weight = torch.tensor([scored.advantage], dtype=torch.float32, device=sample.latents.device)
+            for index, example in enumerate(self._policy.examples(sample, source)):
+                place, key = scored.number * len(sample.moves) + index, tuple(example.static.items())
+                whole = replace(example, tensors={**example.tensors, "advantage": weight})
+                groups.setdefault(key, []).append((place, whole))
+        return list(groups.values())
+
+    def _batch(self, examples: Sequence[Placed]) -> Batch:
+        """Rows of these, filled up with copies of the first."""
+        real = len(examples)
+        filled = [*examples, *[examples[0]] * (self._rows - real)]
+        names = filled[0][1].tensors
+        tensors = {name: torch.cat([example.tensors[name] for _, example in filled]) for name in names}
+        places = tuple(place for place, _ in filled)
+        return Batch(tensors, (), places, real, filled[0][1].static)
+
+
+def epochs_of(run: Run, steps: int) -> int:
+    """How many epochs so many steps are."""
+    assert run.rollout is not None
+    return math.ceil(steps * run.batch_size / run.rollout.samples)

@@ -1,0 +1,195 @@
+"""An epoch's samples: requests of the engine over the networks in training, scored, their advantages known.
+
+    rollouts = Rollouts(plan, group, live, policy, score)
+    found = rollouts.epoch(3)
+    found.samples               # this process's, in groups of one prompt, each with its advantage
+    found.metrics               # rewards, groups without spread, samples not scored, seconds
+    rollouts.judge()            # the rewards of prompts held out
+
+All that is random is a function of the run's seed, the epoch, the group and the place in it. Samples go to be scored
+as soon as their wave is done, while the next is sampled. Groups are shared out to processes whole. A sample that could
+not be scored is dropped and counted; a group without spread is learnt nothing from.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+
+from ..api import Model, Result
+from ..distributed.group import Group
+from ..request import Request
+from ..rewards import Composite
+from ..rewards import Sample as Shown
+from .advantages import grouped
+from .live import Live
+from .methods.policy import Policy, Sample
+from .noise import generator
+from .plan import Plan
+from .prompts import Prompt, taken
+
+CALLS = 4  # that a wave of samples fills, before they are scored
+Metrics = dict[str, float]
+T = TypeVar("T")
+Parts = Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A sample, its number in the epoch, and its advantage."""
+
+    number: int
+    sample: Sample
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What an epoch has to learn from; `spare` is one more, to fill up with where there is nothing."""
+
+    samples: Sequence[Scored]
+    spare: Scored
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, the prompt it is of, and its number in the epoch."""
+
+    number: int
+    prompt: Prompt
+    request: Request
+
+
+class Rollouts:
+    """The rollouts of a run in one process of its group."""
+
+    def __init__(self, plan: Plan, group: Group, live: Live, policy: Policy, score: Composite) -> None:
+        assert plan.run.rollout is not None and plan.asked is not None
+        self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
+        self._prompts, self._judged = plan.prompts, plan.judged
+        self._group, self._live, self._policy, self._score = group, live, policy, score
+        self._sampler = self._rollout.sampler or policy.sampler
+
+    def epoch(self, epoch: int) -> Drawn:
+        """Sample and score. A collective."""
+        begun = perf_counter()
+        asked = list(self._requests(epoch))
+        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self._sampler) as model:
+            made, parts, waited = self._made(model, asked, recorded=True)
+        totals = self._score.total(parts)
+        scores = torch.tensor([torch.nan if score is None else score for score in totals], dtype=torch.float64)
+        found = grouped(scores.view(-1, self._rollout.group_size))
+        kept = [
+            Scored(each.number, made[place], float(found.values.flatten()[place]))
+            for place, each in enumerate(asked)
+            if not (found.flat[place // self._rollout.group_size] or scores[place].isnan())
+        ]
+        seconds = {"seconds/rollout": perf_counter() - begun - waited, "seconds/score": waited}
+        return Drawn(
+            kept, Scored(asked[0].number, made[0], 0.0), {**self._measured(scores, found.flat, parts), **seconds}
+        )
+
+    def judge(self) -> Metrics:
+        """The mean rewards of prompts held out, always of the same seeds, without noise in the steps. A collective."""
+        assert self._run.evaluation is not None
+        seeds = range(self._run.evaluation.draws)
+        quiet = self._asked if self._asked.noise_steps is None else replace(self._asked, noise_steps=0)
+        asked = [
+            Asked(0, prompt, replace(quiet, prompt=prompt.text, seed=_seed("judge", place, seed)))
+            for place, prompt in enumerate(self._judged)
+            for seed in seeds
+        ]
+        with self._live.serving("judged", sampler=self._sampler) as model:
+            _, parts, _ = self._made(model, asked, recorded=False)
+        named = {"reward": self._score.total(parts), **{f"reward/{name}": scores for name, scores in parts.items()}}
+        return {f"held_out/{name}": _mean(scores) for name, scores in named.items()}
+
+    def _requests(self, epoch: int) -> Iterator[Asked]:
+        """This process's, group after group."""
+        rollout, seed = self._rollout, self._run.seed
+        numbers = taken(len(self._prompts), rollout.groups, epoch, seed)
+        template = self._windowed(epoch)
+        for index in range(self._group.rank, rollout.groups, self._group.ranks):
+            prompt = self._prompts[numbers[index]]
+            for place in range(rollout.group_size):
+                number = index * rollout.group_size + place
+                request = replace(template, prompt=prompt.text, seed=_seed("rollout", seed, epoch, number))
+                yield Asked(number, prompt, request)
+
+    def _windowed(self, epoch: int) -> Request:
+        """What is asked, drawing noise where this epoch's samples do."""
+        width, last = self._rollout.window, self._asked.num_inference_steps - 1
+        if width is None or self._asked.noise_steps is None:
+            return self._asked
+        source = generator("window", self._run.seed, epoch)
+        start = int(torch.randint(last - width + 1, (), generator=source))
+        return replace(self._asked, noise_start=start, noise_steps=width)
+
+    def _made(self, model: Model, asked: Sequence[Asked], *, recorded: bool) -> tuple[list[Sample], Parts, float]:
+        """The samples in their order, their scores by reward, and the seconds that scoring was waited for."""
+        made, scored = list[Sample](), list[Future[Parts]]()
+        with ThreadPoolExecutor(1) as scorer:
+            for wave in chunks(asked, CALLS * self._rollout.rows):
+                requests = [each.request for each in wave]
+                results = {result.request: result for result in model.run_all(requests, recorded=recorded)}
+                ordered = [results[each.request] for each in wave]
+                shown = [_shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
+                scored.append(scorer.submit(self._score.parts, shown))
+                made += map(_sample, ordered)
+            begun = perf_counter()
+            parts = [each.result() for each in scored]
+        joined = {name: [score for part in parts for score in part[name]] for name in parts[0]}
+        return made, joined, perf_counter() - begun
+
+    def _measured(self, scores: torch.Tensor, flat: torch.Tensor, parts: Parts) -> Metrics:
+        """Over all processes."""
+        rows = [_sums([None if math.isnan(score) else score for score in scores.tolist()])]
+        rows += [_sums(values) for values in parts.values()]
+        rows.append([float(flat.sum()), float(len(flat)), float(len(scores))])
+        (count, first, second), *each, (dull, groups, asked) = self._group.total(
+            torch.tensor(rows, dtype=torch.float64)
+        ).tolist()
+        mean = first / count if count else torch.nan
+        named = {f"reward/{name}": total / max(known, 1) for name, (known, total, _) in zip(parts, each, strict=True)}
+        return {
+            "reward_mean": mean,
+            "reward_std": max(second / count - mean**2, 0.0) ** 0.5 if count else torch.nan,
+            "zero_std_ratio": dull / groups,
+            "not_scored": asked - count,
+            **(named if len(named) > 1 else {}),
+        }
+
+
+def _sums(scores: Sequence[float | None]) -> list[float]:
+    """How many there are, their sum and that of their squares."""
+    known = [score for score in scores if score is not None]
+    return [float(len(known)), sum(known), sum(score * score for score in known)]
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Parts of so many, the last of what is left."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def _seed(*scope: object) -> int:
+    return generator(*scope).initial_seed()
+
+
+def _shown(result: Result, prompt: Prompt) -> Shown:
+    assert result.video is not None, "what is scored is decoded"
+    return Shown(prompt.text, torch.from_numpy(result.video), prompt.facts)
+
+
+def _sample(result: Result) -> Sample:
+    return Sample(result.request, () if result.trajectory is None else result.trajectory.moves, result.latents)
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else torch.nan

@@ -1,0 +1,157 @@
+"""Runs that learn from their own samples: on policy at first, exact when continued, unmoved where nothing is learnt."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loopwright.errors import RequestError, StateError
+from loopwright.training import session
+from loopwright.training.checkpoint import found
+from loopwright.training.plan import make
+from loopwright.training.run import Evaluation, Lora
+from loopwright.training.session import train
+from loopwright.training.sinks import table
+from loopwright.training.trainer import Trainer
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+WAN = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 3, "max_sequence_length": 32,
+       "guidance_scale": 1.0}  # fmt: skip
+
+
+def metrics(run):
+    return table(Path(run.output) / "metrics.csv")
+
+
+def weights(run):
+    outcome = train(run)
+    assert outcome.finished
+    name = "model/transformer/" + WEIGHTS if run.lora is None else "lora/transformer.safetensors"
+    return load_file(Path(run.output) / name)
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_at_the_first_update_after_sampling_every_ratio_is_exactly_one(rollout_of, checkpoint, adapters, scale):
+    """On a transformer with attention, in shared calls filled up to their rows, with and without guidance."""
+    run = rollout_of(
+        model=str(checkpoint("t2v")), rollout={"rows": 2, "parameters": WAN | {"guidance_scale": scale}},
+        lora=Lora(rank=2) if adapters else None, epochs=2, grpo={"clip": 1e-2, "kl": 0.01},
+    )  # fmt: skip
+    train(run)
+    rows = metrics(run)
+    for first, second in (rows[:2], rows[2:]):
+        assert first["ratio"] == 1.0 and first["ratio_std"] == 0.0 and first["approx_kl"] == 0.0
+        assert first["logp_abs_diff/step_0"] == first["logp_abs_diff/step_1"] == 0.0 and first["grad_norm"] > 0
+        assert second["logp_abs_diff/step_0"] > 0, "the policy has moved"
+
+
+@pytest.mark.parametrize("settings", [{"method": "grpo", "lora": Lora(rank=2)}, {"method": "grpo", "ema": 0.9},
+                                      {"method": "nft", "lora": Lora(rank=2)}, {"method": "nft"}])  # fmt: skip
+def test_a_run_stopped_and_continued_is_the_uninterrupted_one_bit_for_bit(
+    rollout_of, checkpoint, tmp_path, monkeypatch, settings
+):
+    """With window, old policy, reference and averages; stopped within an epoch, it goes on to the epoch's end."""
+    model = {"model": str(checkpoint("t2v")), "rollout": {"rows": 2, "parameters": WAN}} if "lora" in settings else {}
+    run = rollout_of(**model, **settings, epochs=3, parallel="replicate")
+    whole = replace(run, output=str(tmp_path / "whole"))
+    uninterrupted = weights(whole)
+    stops = iter([False, False, True])  # asked for after the third step, of two an epoch
+
+    class Stop:
+        def __enter__(self):
+            return lambda: next(stops, True)
+
+        def __exit__(self, *error):
+            return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "asked", Stop)
+        outcome = train(run)
+    assert not outcome.finished and outcome.step == 4
+    assert same(weights(run), uninterrupted)
+    assert untimed(run) == untimed(whole)
+    if run.ema is not None:
+        averages = [load_file(Path(r.output) / "model-ema/transformer" / WEIGHTS) for r in (run, whole)]
+        assert same(*averages)
+
+
+def untimed(run):
+    """What was measured of each step but seconds, bytes, and what is told once a session."""
+    left_out = ("seconds", "per_second", "bytes", "cache_misses")
+    return [{k: v for k, v in row.items() if not any(word in k for word in left_out)} for row in metrics(run)]
+
+
+def test_a_checkpoint_holds_the_old_policy(rollout_of):
+    run = rollout_of("nft")
+    train(run)
+    folder = found(Path(run.output) / "checkpoints")[0]
+    kept = {name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    assert {name for name in kept if name.startswith("method.old.transformer.")} and len(kept) % 5 == 0
+
+
+def test_a_constant_reward_moves_nothing_and_says_so(rollout_of, labels):
+    run = rollout_of(reward="same", grpo={"kl": 0.0})
+    before = load_file(labels / "transformer" / WEIGHTS)
+    assert same(weights(run), before)
+    assert all("loss" not in row for row in metrics(run)) and metrics(run)[0]["zero_std_ratio"] == 1
+
+
+def test_held_out_prompts_are_judged_by_the_same_samples_each_time(rollout_of, tmp_path):
+    (tmp_path / "held.txt").write_text("dark\n")
+    run = rollout_of(rollout={"held_out": str(tmp_path / "held.txt")}, evaluation=Evaluation(every=2, draws=3))
+    train(run)
+    rows = metrics(run)
+    assert [row["step"] for row in rows if "held_out/reward" in row] == [0, 2, 4]
+    still = replace(run, output=str(tmp_path / "still"), optimiser=replace(run.optimiser, lr=1e-30))
+    train(still)
+    judged = [row["held_out/reward"] for row in metrics(still) if "held_out/reward" in row]
+    assert judged == [rows[0]["held_out/reward"]] * 3
+
+
+def test_a_run_is_not_continued_within_an_epoch(rollout_of, monkeypatch):
+    run, real = rollout_of(), Trainer.train
+
+    def cut(self):
+        for measured in real(self):
+            yield measured
+            if self.step == 3:
+                self.save()
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+    with pytest.raises(StateError, match="sampled otherwise"):
+        train(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 3}, "batch_size must be a divisor of groups times group_size"),
+        ({"checkpoints": {"every": 3}}, "checkpoints.every must be whole epochs, a multiple of 2"),
+        ({"epochs": None, "steps": 3}, "steps must be whole epochs"),
+        ({"lora": {"dropout": 0.1}}, "rollouts take no lora.dropout"),
+        ({"train_only": True}, "rollouts take no train_only"),
+        ({"rewards": {}}, "rollouts and rewards go together"),
+        ({"method": "sft"}, "method and rollout do not go together"),
+        ({"rewards": {"nowhere.py:f": 1.0}}, "no such file of rewards"),
+        ({"rollout": {"sampler": "euler"}}, "grpo learns from noise, and the sampler draws none: 'euler'"),
+        ({"rollout": {"window": 3}}, "rollout.window leaves no step"),
+        ({"rollout": {"prompts": "nowhere.txt"}}, "cannot read prompts"),
+        ({"rollout": {"group_size": 1}}, "rollout.group_size must be at least 2"),
+        ({"rollout": {"parameters": {"seed": 1}}}, "rollout.parameters takes no seed"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_written(rollout_of, tmp_path, changes, said):
+    with pytest.raises(RequestError, match=said):
+        make(rollout_of(**changes))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,28 @@
+"""A run cannot tell a scorer served by the engine from a function that computes the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clip_scorer
+from loopwright.training.session import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return clip_scorer.build(tmp_path_factory.mktemp("clip"))
+
+
+def test_the_same_run_whether_its_scorer_is_a_function_or_served(rollout_of, folder, tmp_path, labels):
+    named = {"function": f"{clip_scorer.__file__}:Plain", "served": "served"}
+    results = {}
+    for kind, name in named.items():
+        rewards = {name: {"weight": 2.0, "model": str(folder)}}
+        train(rollout_of(output=str(tmp_path / kind), rewards=rewards))
+        results[kind] = load_file(tmp_path / kind / "model" / "transformer" / "diffusion_pytorch_model.safetensors")
+    before = load_file(labels / "transformer" / "diffusion_pytorch_model.safetensors")
+    for name, weights in results["function"].items():
+        assert torch.equal(weights, results["served"][name])
+    assert any(not torch.equal(weights, before[name]) for name, weights in results["function"].items())
