@@ -18,11 +18,12 @@ absent: who may be running meanwhile, and versions (`engine.update`).
 from .binding import Pairs, bind, write
 from .collective import broadcast
 from .delivery import Delivery
-from .files import read, shared
+from .files import SHARED, read, shared
 from .packing import adapter, full, merged, pack
 from .sums import checksum
 
 __all__ = [
+    "SHARED",
     "Delivery",
     "Pairs",
     "adapter",
