@@ -45,7 +45,7 @@ class Webhooks:
 
     def __init__(self, records: Records, hosts: Hosts, key: bytes) -> None:
         self._records, self._hosts, self._key = records, hosts, key
-        self._calling: set[asyncio.Task[None]] = set()
+        self._calling: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(_TOGETHER)
 
     def check(self, url: str) -> None:
@@ -54,21 +54,21 @@ class Webhooks:
 
     def tell(self, record: Record) -> None:
         """Call who is to hear of the record's end, if anybody is."""
-        if WEBHOOK in record.echo:
-            task = asyncio.create_task(self._tell(record))
-            self._calling.add(task)
-            task.add_done_callback(self._calling.discard)
+        if WEBHOOK in record.echo and record.id not in self._calling:
+            task = self._calling[record.id] = asyncio.create_task(self._tell(record))
+            task.add_done_callback(lambda _: self._calling.pop(record.id))
 
     async def recover(self) -> None:
-        """Go on with what a server before this one has not delivered."""
+        """Go on with what a server before this one, or another, has not delivered."""
         for record in await asyncio.to_thread(self._records.untold):
             self.tell(record)
 
     async def leave(self) -> None:
         """Leave what is not delivered to the next server."""
-        for task in self._calling:
+        calling = list(self._calling.values())
+        for task in calling:
             task.cancel()
-        await asyncio.gather(*self._calling, return_exceptions=True)
+        await asyncio.gather(*calling, return_exceptions=True)
 
     async def _tell(self, record: Record) -> None:
         """Try until it is taken, or often enough; what has been tried is kept."""

@@ -83,7 +83,8 @@ class Replica:
     def offer(self, path: str, body: str) -> str:
         """JSON of what this replica offers for a request with that body."""
         models = self._service.models.named.values()
-        weights = sum(model.instance.version(name) for model in models for name in experts(model.card))
+        loaded = [(model.instance.loaded, experts(model.card)) for model in models]
+        weights = sum(versions.get(name, 0) for versions, names in loaded for name in names)
         return json.dumps(asdict(Offer(self._service.driver.scheduler.left, self._price(path, body), weights)))
 
     def has(self, id: str) -> bool:
@@ -98,6 +99,7 @@ class Replica:
         """Take over the jobs and results of replicas that have ended; how many. Jobs go on where they were saved."""
         taken = [record for folder in folders for record in self._service.records.inherit(Path(folder))]
         self._do(self._service.videos.recover())
+        self._do(self._service.webhooks.recover())
         return len(taken)
 
     def _price(self, path: str, text: str) -> float | None:
