@@ -10,6 +10,7 @@ first two steps are left out.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 from dataclasses import replace
@@ -45,6 +46,10 @@ class Latents:
         return []
 
 
+class Enough(Exception):
+    """All steps are measured: nothing of such a run is worth writing."""
+
+
 class Measured(session.Silent):
     """Keeps what each step is measured at."""
 
@@ -54,6 +59,8 @@ class Measured(session.Silent):
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.metrics.append(dict(metrics))
         print(f"  step {step} of {steps}: {metrics.get('tokens_per_second', 0):.0f} tokens/s", flush=True)
+        if step == steps:
+            raise Enough
 
 
 def work_of(kind: str, forward: float, attention: float) -> float:
@@ -63,7 +70,8 @@ def work_of(kind: str, forward: float, attention: float) -> float:
 
 def measure(run: Run, kind: str, work: float, tokens: int) -> dict[str, object]:
     seen = Measured()
-    session.train(run, seen)
+    with contextlib.suppress(Enough):
+        session.train(run, seen)
     speeds = [metrics["tokens_per_second"] for metrics in seen.metrics[2:] if "tokens_per_second" in metrics]
     speed = statistics.median(speeds)
     achieved = work * speed / tokens
