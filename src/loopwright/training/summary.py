@@ -15,6 +15,8 @@ from .sinks import METRICS, table
 SUMMARY, PLOTS = "summary.md", "plots"
 Rows = Sequence[Mapping[str, float]]
 _SHOWN: Mapping[str, Callable[[str], bool]] = {
+    "reward": lambda name: name in ("reward_mean", "reward_std", "held_out/reward", "zero_std_ratio"),
+    "trust-region": lambda name: name in ("clip_high", "clip_low", "approx_kl", "kl"),
     "loss": lambda name: name in ("loss", "held_out/loss", "held_out/ema_loss"),
     "loss-by-noise": lambda name: name.startswith("loss/"),
     "learning-rate": lambda name: name == "lr",
@@ -49,7 +51,9 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
         "rows": _rows(plan),
         "steps": f"{int(rows[-1]['step']) if rows else 0} of {plan.steps}",
     }
-    for name in ("loss", "held_out/loss", "held_out/ema_loss"):
+    # a policy's loss is a slope and no measure of anything
+    losses = ("loss", "held_out/loss", "held_out/ema_loss") if plan.run.rollout is None else ()
+    for name in (*losses, "reward_mean", "held_out/reward"):
         if values := [row[name] for row in rows if name in row]:
             found[name] = _course(values)
     for name in ("samples_per_second", "tokens_per_second"):
@@ -60,6 +64,8 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
 
 
 def _rows(plan: Plan) -> str:
+    if plan.run.rollout is not None:
+        return f"{plan.run.rollout.samples} sampled an epoch, {plan.run.batch_size} a step"
     if plan.run.drawn is not None:
         return f"drawn by {plan.run.drawn.source} of {plan.run.drawn.file}, {plan.run.batch_size} a step"
     return f"{len(plan.rows)}, and {len(plan.held_rows)} held out" if plan.held_rows else str(len(plan.rows))
@@ -69,7 +75,7 @@ def _course(values: Sequence[float]) -> str:
     """Beginning and end, each the mean of a tenth."""
     count = max(len(values) // 10, 1)
     begun, ended = (sum(part) / len(part) for part in (values[:count], values[-count:]))
-    return f"{begun:.4f} → {ended:.4f} ({ended / begun - 1:+.1%})"
+    return f"{begun:.4f} → {ended:.4f}" + (f" ({ended / begun - 1:+.1%})" if begun else "")
 
 
 def _draw(path: Path, rows: Rows, names: Sequence[str], *, title: str) -> None:
