@@ -374,6 +374,7 @@ def test_files_and_shared_memory_arrive_as_modules_do(model, load, request_, sou
     ("change", "error", "told"),
     [
         ({"component": "tokenizer"}, CardError, "no such component with weights: 'tokenizer'; choices: .*transformer"),
+        ({"component": "engine", "source": "nowhere"}, CardError, "no such component: 'engine'"),
         ({"policy": "hurry"}, RequestError, "'hurry'; choices: drain, freeze, finish"),
         ({"version": 1}, RequestError, "larger than the present one, 1: 1"),
         ({"source": torch.nn.Linear(1, 1)}, WeightsError, "are missing"),

@@ -178,6 +178,7 @@ def test_a_swap_in_the_middle_of_a_rollout_is_for_those_that_follow(server, seri
         ({"path": "nothing"}, 404, "no such weights"),
         ({"path": "small.safetensors"}, 400, "do not fit"),
         ({"path": "v0.safetensors", "component": "tokenizer"}, 400, "no such component"),
+        ({"path": "v0.safetensors", "component": "engine"}, 400, "no such component"),
         ({"path": "v0.safetensors", "model": "none"}, 404, "no such model"),
         ({"path": "v0.safetensors", "version": 1}, 400, "larger than the present one"),
         ({"path": "v0.safetensors", "policy": "hurry"}, 400, "policy"),

@@ -211,8 +211,9 @@ class Model:
         there is no room for a copy; the component is then as it was.
         """
         instance = self.instance
+        receiver = instance.part(component)
         if isinstance(source, torch.nn.Module):
-            source = sync.pack(source, instance.parts((component,))[component])
+            source = sync.pack(source, receiver)
         elif not isinstance(source, Delivery):
             source = sync.read(source, instance.card.components[component])
         updated = update(instance, component, source, policy=policy, version=version, seconds=seconds)

@@ -42,11 +42,15 @@ def adapter(module: torch.nn.Module) -> Delivery:
     return Delivery.of("adapter", lora.tensors(module) if alphas else {}, alphas=alphas)
 
 
-def pack(module: torch.nn.Module, receiver: torch.nn.Module) -> Delivery:
+def pack(module: torch.nn.Module, receiver: object) -> Delivery:
     """What the receiver needs of a module: its adapters if both have some, merged if it has none, else everything."""
-    if not any(True for _ in lora.adapted(module)):
+    if not _has_adapters(module):
         return full(module)
-    return adapter(module) if any(True for _ in lora.adapted(receiver)) else merged(module)
+    return adapter(module) if _has_adapters(receiver) else merged(module)
+
+
+def _has_adapters(part: object) -> bool:
+    return isinstance(part, torch.nn.Module) and any(True for _ in lora.adapted(part))
 
 
 def config_of(module: torch.nn.Module) -> dict[str, object]:
