@@ -14,7 +14,7 @@ run = replace(
     model="state/clips_start",
     output="state/clips",
     drawn=Drawn("feeds.py", "clips", {"sprites": "sprites.npz"}),
-    steps=4000,
+    steps=3600,
     batch_size=96,
     optimiser=Optimiser(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0),
     schedule=Schedule("cosine", warmup=100, final=0.01),

@@ -3,6 +3,7 @@
 `autoencoder_frames.py`, `autoencoder.py` and `text_to_video.py` name these functions in their `drawn`.
 """
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -29,9 +30,11 @@ from lettering import ALPHABET, LONGEST, NOTHING, SHORTEST, letters, sample_word
 from networks import TEXT_ENCODER, WRITTEN, byte_ids, encode_text, load_text_encoder
 
 from loopwright.data.kept import kept
+from loopwright.distributed.group import size
 from loopwright.models.wan.whole_clip import WholeClip
 
-WORDS = 0.25  # the share of clips that show a word
+WORDS = 0.25  # the share of clips that show a word, when the autoencoder trains
+SPELLED, DIGITS = 0.35, 0.08  # and of those with a word, or a digit, when the transformer does: they are learnt last
 HELD_OUT, HELD_OUT_BATCH = 256, 64
 IMAGES, PINNED = {0}, {3, 6, 9}  # of ten steps: those of single frames, and those that are given the first frame
 TEXT_BATCH, CLIP_BATCH = 2048, 500
@@ -90,23 +93,36 @@ def any_letters(rows: int, device: torch.device, generator: torch.Generator) -> 
     return torch.where(torch.arange(LONGEST, device=device) < length, drawn, NOTHING)
 
 
-def latents(device: torch.device, sprites: str, autoencoder: str, cache: str, count: int) -> "Latents":
-    """Clips as latents of this autoencoder, encoded once and kept in the cache's folder, and their captions."""
-    triples, words = combinations(Objects.load(sprites).names, count)
+def latents(
+    device: torch.device, sprites: str, autoencoder: str, cache: str, count: int, look: str = "", shuffled: int = 0
+) -> "Latents":
+    """Clips as latents of this autoencoder, encoded once and kept in the cache's folder, and their captions.
+
+    Of several processes each makes a part of its own, and draws from it. With look "grey" the clips have no colours,
+    of which their captions still speak; where `shuffled` is 1, every clip has another one's caption.
+    """
+    part, parts = int(os.environ.get("RANK", "0")), size()
+    triples, words = (each[part::parts] for each in combinations(Objects.load(sprites).names, count))
     digests = [sha256(path.read_bytes()).hexdigest() for path in (*Path(autoencoder).glob("*.*"), Path(sprites))]
-    about = {"count": str(count), "made of": " ".join(sorted(digests))}
-    encoded = kept(Path(cache), "latents", about, lambda: encode(device, sprites, Path(autoencoder), triples, words))
+    about = {"count": str(count), "look": look, "made of": " ".join(sorted(digests))}
+    name = f"latents-{look}{part}-of-{parts}"
+    encoded = kept(Path(cache), name, about, lambda: encode(device, sprites, Path(autoencoder), triples, words, look))
+    if shuffled:
+        order = random.Random(2).sample(range(len(triples)), len(triples))
+        triples, words = ([each[i] for i in order] for each in (triples, words))
     return Latents(device, encoded["latents"], Objects.load(sprites).names, triples, words)
 
 
 def combinations(names: list[str], count: int) -> tuple[list[Triple], list[str]]:
     """What each clip shows, none of it held out; where the object is -1, the word beside it."""
     rng, (training, _) = random.Random(0), split()
-    allowed: list[Triple] = [tuple(row) for row in split_triples(names)[0].tolist()]
+    every: list[Triple] = [tuple(row) for row in split_triples(names)[0].tolist()]
+    digits = {index for index, name in enumerate(names) if name.startswith("the digit")}
+    allowed = [[each for each in every if (each[0] in digits) is digit] for digit in (False, True)]
     tones, triples, words = list(BACKGROUNDS), [], []
     while len(triples) < count:
-        triple, word = rng.choice(allowed), ""
-        if rng.random() < WORDS:
+        triple, word = rng.choice(allowed[rng.random() < DIGITS / (1 - SPELLED)]), ""
+        if rng.random() < SPELLED:
             word = sample_word(training, rng)
             triple = (-1, rng.randrange(len(MOTIONS)), rng.randrange(len(tones)))
             if is_held_out(quoted(word), MOTIONS[triple[1]], tones[triple[2]]):
@@ -118,7 +134,7 @@ def combinations(names: list[str], count: int) -> tuple[list[Triple], list[str]]
 
 @torch.no_grad()
 def encode(
-    device: torch.device, sprites: str, autoencoder: Path, triples: list[Triple], words: list[str]
+    device: torch.device, sprites: str, autoencoder: Path, triples: list[Triple], words: list[str], look: str
 ) -> dict[str, torch.Tensor]:
     """The normalised latents of each clip, float16 [N, C, T, H, W]."""
     objects, generator = Objects.load(sprites, device), torch.Generator(device).manual_seed(0)
@@ -129,6 +145,8 @@ def encode(
     spelled = letters([word or "aaa" for word in words])
     for rows, each in zip(torch.tensor(triples).split(CLIP_BATCH), spelled.split(CLIP_BATCH), strict=True):
         video, _ = compose_clips(scenes(objects, rows.to(device), each.to(device)), generator)
+        if look == "grey":
+            video = video.mean(dim=1, keepdim=True).expand(video.shape)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             latent, _ = clip.encode(video)
         made.append(((latent.float() - mean) / std).half())

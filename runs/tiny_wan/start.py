@@ -2,11 +2,12 @@
 
     python start.py --output state/fresh                                                     # autoencoder_frames.py
     python start.py --autoencoder state/frames/model-ema --still --output state/clips_start          # autoencoder.py
+    python start.py --autoencoder state/clips_1/model-ema --keep --output state/clips_start          # the same, again
     python start.py --autoencoder state/clips/model-ema --sprites sprites.npz --output state/start  # text_to_video.py
 
-With --still the temporal layers begin as copies, so that clips begin where single frames ended; without, a trained
-autoencoder is rounded to what ships. With --sprites the latents' statistics are measured on training clips.
---transformer names a folder of weights to go on from, as average.py writes it.
+With --still the temporal layers begin as copies, so that clips begin where single frames ended; with --keep all goes on
+as it was; without either a trained autoencoder is rounded to what ships. With --sprites the latents' statistics are
+measured on training clips. --transformer names a folder of weights to go on from, as average.py writes it.
 """
 
 import argparse
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--autoencoder", type=Path)
     parser.add_argument("--still", action="store_true")
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--sprites", type=Path)
     parser.add_argument("--transformer", type=Path)
     parser.add_argument("--measured", type=int, default=MEASURED, help="batches of 100 clips")
@@ -75,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     vae = autoencoder_of(args.autoencoder, args.still)
-    if args.autoencoder and not args.still:
+    if args.autoencoder and not (args.still or args.keep):
         nn.Module.to(vae, torch.bfloat16)  # and measured as it ships
         if args.sprites:
             measure(vae.float(), args.sprites, torch.device(args.device), args.measured)
