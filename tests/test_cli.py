@@ -20,6 +20,7 @@ from loopwright import catalog, media
 from loopwright.card import Claim
 from loopwright.cli import main
 from loopwright.cli.outputs import slug
+from loopwright.weights import sync
 
 SMALL = ("--height", "32", "--width", "48", "--num-frames", "5", "--num-inference-steps", "2", "--device", "cpu")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(loopwright.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -285,6 +286,21 @@ def test_like_repeats_latents_bit_for_bit(generate):
     (file,) = generate("--like", "a.safetensors", "--quiet", small=False).split()
     assert file.endswith(".safetensors")
     assert load_file("a.safetensors")["latents"].equal(load_file(file)["latents"])
+
+
+def test_like_is_refused_where_the_weights_that_made_the_file_are_not_there(generate, checkpoint, capsys):
+    model = loopwright.load(checkpoint("t2v"), device="cpu")
+    small = {"height": 32, "width": 48, "num_frames": 1, "num_inference_steps": 1, "output": "latents"}
+    model.update_weights("transformer", checkpoint("t2v"))
+    model.generate("a fox", **small).save("a.safetensors")
+    generate("--like", "a.safetensors", "--quiet", small=False)  # the files hold the same
+    state = model.instance.part("transformer").state_dict()
+    other = sync.Delivery.of("full", {name: tensor * 1.01 for name, tensor in state.items()})
+    model.update_weights("transformer", other)
+    model.generate("a fox", **small).save("b.safetensors")
+    assert main(["generate", "--like", "b.safetensors", "--quiet"]) == 2
+    assert "made with other weights of transformer" in capsys.readouterr().err
+    generate("--like", "b.safetensors", "--model-path", str(checkpoint("t2v")), "--quiet", small=False)
 
 
 def test_like_gives_the_latents_behind_a_video(generate):

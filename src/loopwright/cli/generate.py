@@ -115,6 +115,9 @@ def _ready(arguments: argparse.Namespace, plan: Plan) -> tuple["Model", list["Re
     model = _load(arguments, plan)
     requests = [_request(model, prompt, plan) for prompt in plan.prompts]
     _read_weights(model, requests, arguments)
+    others = ("model", "model_path", "revision", "dtype", "lora")
+    if plan.past and not any(getattr(arguments, name) for name in others):
+        plan.past.check_weights(model)
     return model, requests, time.perf_counter() - begun
 
 

@@ -1,11 +1,9 @@
 """What a saved result says of how it was made, for `generate --like`.
 
-    past = read("fox.mp4")
-    model = past.load()                       # refused if the model's card has changed since
-    past.check_media("image", request.image)  # refused if the pixels have
-
-Of adapters, which are small, the content is compared. Deliberately absent: the identity of the model's weights; a card
-says what they are, not what they hold.
+past = read("fox.mp4")
+model = past.load()                       # refused if the model's card has changed since
+past.check_media("image", request.image)  # refused if the pixels have
+past.check_weights(model)                 # refused if its weights have, once they are read
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +25,7 @@ _APART = ("model", "task", "prompt", "image", "video", "image_digest", "video_di
 class Past:
     """The record in `file`, its request taken apart. `media` are the sources, `digests` the pixels' hashes.
 
-    `lora` names its adapters as `--lora` does, and `adapters` are their digests.
+    `lora` names its adapters as `--lora` does, and `adapters` are their digests; `weights` are checksums by component.
     """
 
     file: str
@@ -45,6 +43,7 @@ class Past:
     parameters: Mapping[str, Parameter]
     media: Mapping[str, str]
     digests: Mapping[str, str]
+    weights: Mapping[str, str]
 
     def load(self, device: str | None = None, memory: str = "auto", lora: Sequence[str] | None = None) -> "Model":
         """The model as it ran, its weights not read yet, with these adapters if given, else with its own.
@@ -104,6 +103,16 @@ class Past:
                 remedy=f"bring it back, or add --{name} {source} to use it as it is now",
             )
 
+    def check_weights(self, model: "Model") -> None:
+        """Raise RequestError if the model's weights, which have been read, are others than those that made the file."""
+        for name, weights in model.instance.weights().items():
+            if name in self.weights and weights.checksum != self.weights[name]:
+                raise RequestError(
+                    f"{self.file} was made with other weights of {name} than {self.model} has, with the checksum",
+                    value=self.weights[name],
+                    remedy=f"to run it with these, add --model-path {self.model}",
+                )
+
 
 def read(file: str) -> Past:
     """The record of a saved result. Raises MediaError for a file without one."""
@@ -134,6 +143,7 @@ def read(file: str) -> Past:
         parameters={name: value for name, value in request.items() if name not in _APART},
         media={name: str(request[name]) for name in ("image", "video") if request.get(name)},
         digests={name: str(request[f"{name}_digest"]) for name in ("image", "video") if f"{name}_digest" in request},
+        weights=_checksums(record),
     )
 
 
@@ -147,3 +157,9 @@ def _adapters(record: Mapping[str, object], file: str) -> list[tuple[str, str]]:
         raise MediaError(
             f"{file} carries a record that does not say which adapters ran ({error!r})", remedy=remedy
         ) from error
+
+
+def _checksums(record: Mapping[str, object]) -> dict[str, str]:
+    """Of the components' weights, as far as the record speaks of them."""
+    weights = cast(Mapping[str, Mapping[str, object]], record.get("weights", {}))
+    return {name: str(one["checksum"]) for name, one in weights.items()}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 _WORDS = 2**16  # in one sum
-_SUMS = {"cuda": 256}  # at once; on a host as many as its cache holds, which is one
+_SUMS = {"cuda": 256}  # at once; on a host one a thread, which its cache holds
 _GOLDEN, _MIX = -7046029254386353131, -4658895280553007687  # of splitmix64, as signed numbers
 
 
@@ -33,7 +33,7 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
     """int64, one for every `_WORDS` words."""
     words = _words(tensor)
     table, whole = _table(str(words.device)), len(words) // _WORDS * _WORDS
-    at_once = _SUMS.get(words.device.type, 1) * _WORDS
+    at_once = _SUMS.get(words.device.type, torch.get_num_threads()) * _WORDS
     sums = [_mixed(words[i : min(i + at_once, whole)].view(-1, _WORDS), table) for i in range(0, whole, at_once)]
     if len(words) > whole:
         sums.append(_mixed(words[whole:][None], table[: len(words) - whole]))
