@@ -46,6 +46,12 @@ def words(width: int, height: int, size: int, length: int = 5) -> list[Sample]:
     return [Sample(f'"{w}"', torch.from_numpy(word(w, width, height, size)[None].copy())) for w in chosen]
 
 
+def whole() -> list[Sample]:
+    """Pictures of 48x64 in which everything stands out, so that nothing is cropped or enlarged."""
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 1, 48, 64, 3), dtype=np.uint8)
+    return [Sample('"sun"', torch.from_numpy(frames)) for frames in pixels]
+
+
 def clips() -> list[Sample]:
     """Nine frames of a square that moves."""
     samples = []
@@ -79,6 +85,7 @@ def here(seconds: float) -> dict[str, Rate]:
     return {
         "ocr, words of 3 to 5 letters in 64x64": rate(OCR(), line, seconds),
         "ocr, words of 3 letters in 64x64": rate(OCR(), short, seconds),
+        "ocr, whole pictures of 48x64": rate(OCR(), whole(), seconds),
         "ocr edit, words of 3 to 5 letters in 64x64": rate(OCR("edit"), line, seconds),
         "motion, 9 frames of 64x64": rate(Motion(), moving, seconds),
         "colour, 9 frames of 64x64": rate(Colour(), moving, seconds),
