@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from ..errors import RequestError
-from .recogniser import Picture
+from .pictures import Picture
 from .reward import Sample
 
 

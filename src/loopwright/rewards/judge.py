@@ -18,8 +18,9 @@ from PIL import Image
 
 from ..errors import BackendError
 from .facts import text
-from .ocr import plain, spread
-from .recogniser import Picture, contrast, place
+from .ocr import plain
+from .pictures import Picture, spread
+from .recogniser import contrast, place
 from .reward import Sample
 
 _SCALE, _PAD = 4, 8  # times, pixels of the picture

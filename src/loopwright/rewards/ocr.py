@@ -20,7 +20,8 @@ import torch
 
 from ..errors import RequestError
 from .facts import text
-from .recogniser import BLANK, Picture, Probabilities, Recogniser
+from .pictures import Picture, spread
+from .recogniser import BLANK, Probabilities, Recogniser
 from .reward import Sample
 
 MEASURES = ("ctc", "edit")
@@ -109,10 +110,3 @@ def similarity(said: str, wanted: str) -> float:
 def plain(said: str) -> str:
     """In lower case and without spaces."""
     return "".join(said.lower().split())
-
-
-def spread(sample: Sample, count: int) -> list[Picture]:
-    """At most `count` frames, evenly spaced, the first and the last among them."""
-    frames: Picture = sample.frames.numpy()
-    chosen = sorted({round(place) for place in np.linspace(0, len(frames) - 1, count)})
-    return [frames[place] for place in chosen]

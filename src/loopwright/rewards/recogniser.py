@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import BackendError
+from .pictures import Picture
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-Picture = NDArray[np.uint8]
 Probabilities = NDArray[np.float32]
 BLANK = 0
 _WEIGHTS = Path("models") / "PP-OCRv6_rec_small.onnx"

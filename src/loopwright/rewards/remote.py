@@ -7,8 +7,6 @@ number or null for each, in their order. In JSON the frames are PNGs in base64; 
 `shape` [T, H, W, 3]. Deliberately absent: pickle, and any other way to run what a service sends.
 """
 
-import base64
-import io
 import json
 import math
 import os
@@ -16,10 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgpack
-from PIL import Image
 
 from ..errors import RequestError
-from .recogniser import Picture
+from .pictures import png
 from .reward import Sample
 from .wire import Calls, Question, Unreadable
 
@@ -83,13 +80,13 @@ class Remote:
         if not isinstance(scores, list) or len(scores) != count:
             raise Unreadable("not one score a sample")
         missing = sum(score is None for score in scores)
-        read = [None if score is None else number(score) for score in scores]
+        read = [None if score is None else _number(score) for score in scores]
         if missing:
             self._calls.count("no score from the service", missing)
         return read
 
 
-def number(value: object) -> float:
+def _number(value: object) -> float:
     """A finite number. Raises Unreadable."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Unreadable("a score that is no number")
@@ -103,13 +100,6 @@ def bearer(key: str) -> dict[str, str]:
     if not os.environ.get(key):
         raise RequestError("the environment variable with the scorer's key is not set", value=key)
     return {"authorization": f"Bearer {os.environ[key]}"}
-
-
-def png(picture: Picture) -> str:
-    """A picture as a PNG in base64."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def _written(sample: Sample) -> dict[str, object]:

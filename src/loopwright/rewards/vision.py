@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import RequestError
-from .ocr import spread
-from .remote import bearer, png
+from .pictures import png, spread
+from .remote import bearer
 from .reward import Sample
 from .wire import Calls, Question, Unreadable
 
