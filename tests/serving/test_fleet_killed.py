@@ -68,7 +68,7 @@ def served(checkpoint, tmp_path) -> Iterator[Served]:
         started.http.close()
 
 
-def until(true, seconds: float = 90.0) -> None:
+def until(true, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came true"

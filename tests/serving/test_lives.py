@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import httpx
 import pytest
 from live import SMALL, served
 
@@ -62,6 +63,19 @@ def test_a_client_that_leaves_frees_the_engine_within_a_step(server, monkeypatch
     assert len(cancelled) == extra.get("n", 1)
     for job, index in cancelled.items():
         assert job.status == "cancelled" and job.index <= index + 1 < 200 and not job.slots
+
+
+def test_no_part_of_an_answer_is_held_back_until_another_is_acknowledged(server, monkeypatch):
+    found = []
+
+    def seen(loop, sock: socket.socket, protocol: object, *rest: object, **more: object) -> object:
+        found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return made(loop, sock, protocol, *rest, **more)
+
+    made = asyncio.SelectorEventLoop._make_socket_transport
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "_make_socket_transport", seen)
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+    assert found == [1]
 
 
 def test_a_client_that_leaves_before_its_body_has_come_is_no_fault_of_the_servers(server, caplog):

@@ -11,7 +11,6 @@ Everything but `start` may be called while others wait in `run`. What goes in an
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from ..bodies import Body, ImageBody, RolloutBody, VideoBody
 from ..models import Asked, Models
 from ..order import Order
 from ..refusal import Refusal
-from ..server import Server, server_of
+from ..server import Server, bound, server_of
 from ..service import Service
 from .router import Offer
 
@@ -56,7 +55,7 @@ class Replica:
         """Read weights, take up what an earlier run has left, and listen; the address. Raises what is in the way."""
         self._service = self._order.service()
         self._server = server_of(self._service)
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._socket = bound("127.0.0.1", 0)
         self._thread.start()
         while self._thread.is_alive() and not self._server.started:
             self._thread.join(0.02)
