@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...distributed.shard import whole
 from ...errors import WeightsError
 from .. import lora
 from .delivery import Delivery
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def full(module: torch.nn.Module) -> Delivery:
     """Every parameter and buffer of the module's `state_dict`, not copied where it need not be gathered."""
-    tensors = {name: whole(tensor.detach()) for name, tensor in module.state_dict().items()}
+    tensors = {name: _whole(tensor.detach()) for name, tensor in module.state_dict().items()}
     return Delivery.of("full", tensors, config=config_of(module))
 
 
@@ -64,7 +63,7 @@ def _merged(name: str, layer: "LoraLayer") -> torch.Tensor:
     base = layer.get_base_layer()
     if not isinstance(base, torch.nn.Linear):
         raise WeightsError("adapters are merged into linear layers alone", value=f"{name}: {type(base).__name__}")
-    weight = whole(base.weight.detach())
+    weight = _whole(base.weight.detach())
     for down, up, scaling in _matrices(layer):
         weight = weight + (up.to(weight.dtype) @ down.to(weight.dtype)) * scaling
     return weight
@@ -73,7 +72,16 @@ def _merged(name: str, layer: "LoraLayer") -> torch.Tensor:
 def _matrices(layer: "LoraLayer") -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
     for name in layer.active_adapters:
         down, up = layer.lora_A[name].get_parameter("weight"), layer.lora_B[name].get_parameter("weight")
-        yield whole(down.detach()), whole(up.detach()), layer.scaling[name]
+        yield _whole(down.detach()), _whole(up.detach()), layer.scaling[name]
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, sharded or not. Sharding takes a second to import, so who serves does without."""
+    if type(tensor) is torch.Tensor:
+        return tensor
+    from ...distributed.shard import whole
+
+    return whole(tensor)
 
 
 def _only(alphas: Mapping[str, float]) -> float:
