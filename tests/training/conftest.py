@@ -79,6 +79,11 @@ def rewards_file(tmp_path_factory) -> Path:
         "def bright(samples): return [float(s.frames.float().mean()) / 255 for s in samples]\n"
         "def halting(samples): return [None if int(s.frames.sum()) % 5 == 0 else b for s, b in"
         " zip(samples, bright(samples))]\n"
+        "def shuffled(samples):\n"
+        "    import torch\n"
+        "    scores, seed = bright(samples), sum(int(s.frames.sum()) for s in samples)\n"
+        "    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))\n"
+        "    return [scores[place] for place in order.tolist()]\n"
         "def same(samples): return [0.5] * len(samples)\n"
     )
     return path

@@ -103,6 +103,22 @@ def test_a_constant_reward_moves_nothing_and_says_so(rollout_of, labels):
     assert all("loss" not in row for row in metrics(run)) and metrics(run)[0]["zero_std_ratio"] == 1
 
 
+@pytest.mark.parametrize(("method", "settings"), [("grpo", {"clip": 0.05, "kl": 0.0}), ("nft", {"kl": 0.0})])
+@pytest.mark.parametrize(("reward", "learns"), [("bright", True), ("shuffled", False)])
+def test_a_method_learns_a_reward_in_seconds_and_nothing_from_one_given_to_others(
+    rollout_of, method, settings, reward, learns
+):
+    run = rollout_of(
+        method, reward=reward, epochs=10, batch_size=12, checkpoints={"every": 40}, parallel="replicate",
+        rollout={"groups": 4, "group_size": 12, "rows": 16, "parameters": {"num_inference_steps": 4}},
+        **{method: settings},
+    )  # fmt: skip
+    train(run)
+    rewards = [row["reward_mean"] for row in metrics(run) if "reward_mean" in row]
+    gained = sum(rewards[-3:]) / 3 - rewards[0]
+    assert gained > 0.1 if learns else abs(gained) < 0.05
+
+
 def test_held_out_prompts_are_judged_by_the_same_samples_each_time(rollout_of, tmp_path):
     (tmp_path / "held.txt").write_text("dark\n")
     run = rollout_of(rollout={"held_out": str(tmp_path / "held.txt")}, evaluation=Evaluation(every=2, draws=3))

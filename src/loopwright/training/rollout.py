@@ -27,7 +27,8 @@ class Rollout:
         rows: of every call of the engine and of every forward in training, so that both give the same bits.
         sampler: of `load`; None is the method's own.
         window: so many steps draw noise, one after the other from a step that is drawn once an epoch, the same for all
-            samples; the others are the flow's own, and so is always the last. None: all but the last.
+            samples; the others are the flow's own, and so is always the last. None: all but the last, or those that
+            `parameters` name by noise_start and noise_steps.
         parameters: those of a request.
     """
 
@@ -45,7 +46,8 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RequestError(f"rollout.{name} must be at least {least}", value=value)
-        for name in ("mode", "rows", "seed", "output", "noise_start", "noise_steps"):
+        windowed = () if self.window is None else ("noise_start", "noise_steps")
+        for name in ("mode", "rows", "seed", "output", *windowed):
             if name in self.parameters:
                 raise RequestError(f"rollout.parameters takes no {name}", value=self.parameters[name])
 
