@@ -8,6 +8,7 @@ asked.request.rows, asked.echo["card"]
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..api.model import Model, Parameter, sampler_of
 from ..card import experts
@@ -79,7 +80,8 @@ class Models:
         mode, rows = parameters.get("mode") or "fixed", parameters.get("rows")
         measured = mode == "fixed" and rows is None
         settled = {**parameters, "mode": mode, "rows": 1 if measured else rows}
-        request = await asyncio.to_thread(
+        heavy = bool(media)  # pixels are copied and hashed; without any, to wake a thread would be most of the work
+        make = partial(
             model.request,
             prompt,
             task=task,
@@ -87,12 +89,15 @@ class Models:
             video=media.get("video"),
             **settled,  # type: ignore[arg-type]
         )
+        request = await asyncio.to_thread(make) if heavy else make()
         self._limits.check(request)
         bind(model.card, request, model.instance.loops)
-        await asyncio.to_thread(self._guard.prompt, prompt)
+        if self._guard.watching:
+            await asyncio.to_thread(self._guard.prompt, prompt)
         if measured:
             request = replace(request, rows=await self.rows(model, request))
-        return Asked(model, request, await asyncio.to_thread(_echo, model, request))
+        echo = partial(_echo, model, request)
+        return Asked(model, request, await asyncio.to_thread(echo) if heavy else echo())
 
     async def rows(self, model: Model, request: Request) -> int:
         """The rows of fixed mode for requests of this shape: measured once, between two steps, and kept.
@@ -101,7 +106,7 @@ class Models:
         """
         if model.instance.binding.device == "cpu":
             return 1
-        shape = (model.card.digest, _shape(request))
+        shape = (model.instance.digest, _shape(request))
         if shape not in self._rows:
             work = self._driver.call(lambda: model.rows(request, limit=self._limits.rows))
             self._rows[shape] = await asyncio.wrap_future(work)
@@ -125,7 +130,7 @@ def _echo(model: Model, request: Request) -> dict[str, object]:
         "rows": request.rows,
         "size": f"{request.width}x{request.height}",
         "parameters": record,
-        "card": model.card.digest,
+        "card": model.instance.digest,
         "weights": {name: model.instance.version(name) for name in experts(model.card)},
         "revision": model.revision,
         "sampler": sampler_of(model.card),
