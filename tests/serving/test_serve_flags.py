@@ -1,12 +1,14 @@
 """What `serve` is told of its models, as its clients see it."""
 
 import re
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 import tiny
-from loopwright.cli import main
+from loopwright.cli import flags as flags_of
+from loopwright.cli import main, parser, serve
 from loopwright.serving.app import create_app
 from lora_files import written
 
@@ -14,34 +16,34 @@ SMALL = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 2, "seed": 3
 
 
 @pytest.fixture
-def serve(checkpoint, tmp_path, monkeypatch):
-    """`serve(*flags)`: the listing and a video's parameters, as a server with those flags tells them."""
+def told(checkpoint, tmp_path, monkeypatch):
+    """`told(*flags)`: the listing and a video's parameters, as a server with those flags tells them."""
     monkeypatch.setattr("loopwright.cli.chatter._hush", lambda: None)
 
     def run(*flags: str) -> tuple[dict, dict]:
-        told = []
+        answers = []
 
         def asked(service, sock) -> None:
             with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
-                told.append(client.get("/v1/models").json()["data"][0])
-                told.append(client.post("/v1/videos", json=SMALL | {"dry_run": True}).json())
+                answers.append(client.get("/v1/models").json()["data"][0])
+                answers.append(client.post("/v1/videos", json=SMALL | {"dry_run": True}).json())
 
         monkeypatch.setattr("loopwright.serving.server.run", asked)
         assert main(["serve", str(checkpoint("t2v")), "--folder", str(tmp_path), "--device", "cpu", *flags]) == 0
-        return told[0], told[1]
+        return answers[0], answers[1]
 
     return run
 
 
-def test_sampler_and_adapters_are_told_with_every_answer(serve, checkpoint, tmp_path):
+def test_sampler_and_adapters_are_told_with_every_answer(told, checkpoint, tmp_path):
     file = written(tmp_path / "a.safetensors", tiny.reference(checkpoint("t2v"), "t2v").transformer)
-    listed, answer = serve("--sampler", "unipc", "--lora", f"{file}:0.5")
-    for told in (listed, answer):
-        assert (told["sampler"], told["revision"]) == ("unipc", None)
-        (adapter,) = told["lora"]
+    listed, answer = told("--sampler", "unipc", "--lora", f"{file}:0.5")
+    for each in (listed, answer):
+        assert (each["sampler"], each["revision"]) == ("unipc", None)
+        (adapter,) = each["lora"]
         assert (adapter["component"], adapter["scale"]) == ("transformer", 0.5)
         assert re.fullmatch("[0-9a-f]+", adapter["digest"])
-    plain, _ = serve("--port", "8001")
+    plain, _ = told("--port", "8001")
     assert (plain["sampler"], plain["lora"]) == ("euler", [])
     assert plain["card"] != listed["card"]
 
@@ -62,6 +64,18 @@ def test_what_cannot_be_is_refused_in_one_line(flags, message, checkpoint, capsy
     assert main(["serve", folder, *(flag.format(folder=folder) for flag in flags), "--folder", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_flags_and_a_file_say_how_a_server_is_run(tmp_path):
+    (tmp_path / "serve.yaml").write_text(f"model-root: [{tmp_path}]\nwebhook_host: [a.example, 'b.example:8443']\n")
+    flags = ["--keys", "k", "--manager", "alice", "--manager", "bob", "--idle-evict", "1.5", "--log-format", "json",
+             "--webhook-secret", "s", "--webhook-private", "--safety", "opennsfw"]  # fmt: skip
+    arguments = parser().parse_args(["serve", "m", *flags])
+    flags_of.fill(arguments, flags_of.read_config(str(tmp_path / "serve.yaml"), serve.FLAGS), serve.FLAGS)
+    told = serve._settings(arguments)
+    assert (told.managers, told.model_roots, told.idle_seconds) == (("alice", "bob"), (tmp_path,), 90.0)
+    assert (told.webhook_hosts, told.webhook_secret) == (("a.example", "b.example:8443"), Path("s").absolute())
+    assert (told.webhook_private, told.safety, told.log_format) == (True, "opennsfw", "json")
 
 
 def test_a_schema_names_what_runs_here_and_can_be_made(server):
