@@ -37,6 +37,10 @@ class Where:
         time.sleep(0.05)
         return [float(os.getpid())] * len(samples)
 
+class Alone:
+    def __call__(self, samples):
+        return [float(len(samples))] * len(samples)
+
 class Broken:
     def __init__(self):
         os._exit(5)
@@ -107,3 +111,13 @@ def test_run_files_put_a_reward_into_processes(file):
         assert score(asked(["a", "b"])) == here(asked(["a", "b"]))
     finally:
         score.close()
+
+
+def test_nothing_to_score_is_no_score_and_large_clips_go_one_at_a_time(file, monkeypatch):
+    monkeypatch.setattr("loopwright.rewards.pool.BYTES", 20)
+    pool = Pool(f"{file}:Alone", workers=1)
+    try:
+        assert pool([]) == []
+        assert pool(asked(["a", "b", "c"])) == [1.0, 1.0, 1.0]
+    finally:
+        pool.close()

@@ -21,7 +21,7 @@ from .choose import Value
 from .reward import Sample
 from .worker import Lost, Worker
 
-BATCH = 16  # samples that a worker gets at once
+BATCH, BYTES = 16, 2**28  # samples that a worker gets at once, and bytes of their frames
 
 
 class Pool:
@@ -49,7 +49,8 @@ class Pool:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         """A score a sample, None for those that no worker could score."""
-        size = max(1, min(BATCH, -(-len(samples) // self._size)))
+        largest = max((sample.frames.nbytes for sample in samples), default=1)
+        size = max(1, min(BATCH, -(-len(samples) // self._size), BYTES // max(largest, 1)))
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         return [score for scores in self._threads.map(self._scores, parts) for score in scores]
 
