@@ -72,6 +72,13 @@ def test_each_motion_scores_high_and_every_other_low(drawn):
         assert max(Motion()(turned(drawn, "motion", others))) < 0.3
 
 
+def test_a_larger_picture_of_the_same_scores_the_same(drawn):
+    some = drawn[1::3]
+    large = [Sample(s.prompt, s.frames.repeat_interleave(4, 1).repeat_interleave(4, 2), s.facts) for s in some]
+    assert np.allclose(Motion()(large), Motion()(some), atol=0.1)
+    assert np.allclose(Colour()(large), Colour()(some), atol=0.01)
+
+
 def test_half_a_motion_scores_less_than_all_of_it(drawn):
     moving = [s for s in drawn if s.facts["motion"] in ("left", "up", "growing")]
     some = [Sample(s.prompt, s.frames[:3], s.facts) for s in moving]

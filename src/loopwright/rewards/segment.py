@@ -14,14 +14,17 @@ from torch.nn import functional
 
 _BORDER = 2  # pixels
 _DISTANCE, _CROWD = 0.14, 0.4  # of colours in 0..1; of a pixel's neighbourhood, below which it is a speck
-_LEAST = 12  # pixels of an object
+_LEAST, _SIDE = 12, 128  # pixels of an object, of the longer side that is looked at
 
 
 class Scene:
-    """A clip's frames in 0..1 (`pixels` [T, 3, H, W]) and what is seen in them."""
+    """A clip's frames in 0..1, made no larger than is needed (`pixels` [T, 3, H, W]), and what is seen in them."""
 
     def __init__(self, frames: torch.Tensor) -> None:
-        self.pixels = frames.permute(0, 3, 1, 2).float() / 255
+        pixels, side = frames.permute(0, 3, 1, 2).float() / 255, max(frames.shape[1:3])
+        if side > _SIDE:
+            pixels = functional.interpolate(pixels, scale_factor=_SIDE / side, mode="area")
+        self.pixels = pixels
         self.height, self.width = self.pixels.shape[-2:]
 
     @cached_property
