@@ -455,3 +455,26 @@ def test_a_saved_job_goes_on_with_its_own_weights_alone(model, load, request_, s
     assert same(again.output, serial(request_, 1))
     with fresh.instance.crew.closed(), pytest.raises(LoopwrightError, match="are being replaced"):
         saved.restore(fresh.instance, tmp_path / "job.safetensors")
+
+
+def test_threads_that_generate_all_the_time_get_one_version_each_time(model, request_, sources, serial) -> None:
+    results, stop = [], threading.Event()
+    numbers = {1: 0}
+
+    def generate() -> None:
+        while not stop.is_set():
+            results.append(model.run(request_))
+
+    ends = [meanwhile(generate) for _ in range(3)]
+    for number, policy in ((1, "drain"), (2, "finish"), (3, "drain"), (1, "finish"), (2, "finish"), (3, "drain")):
+        count = len(results)
+        numbers[model.update_weights(NAME, sources[number], policy=policy).version] = number
+        while len(results) < count + 2:
+            time.sleep(0.001)
+    stop.set()
+    assert [end() for end in ends] == [None] * 3
+    seen = [result.record["weights"][NAME]["version"] for result in results]
+    assert set(seen) >= set(numbers) - {1}
+    for result, version in zip(results, seen, strict=True):
+        assert torch.equal(result.latents, serial(request_, numbers[version])["latents"])
+    assert len(model.instance.store.residence._residents) == 2
