@@ -84,3 +84,19 @@ def test_every_name_is_that_of_a_reward_here():
 
     for module, attribute in REWARDS.values():
         assert callable(getattr(importlib.import_module(f"loopwright.rewards.{module}"), attribute))
+
+
+def test_prompts_are_checked_before_there_is_anything_to_score():
+    nothing = np.zeros((8, 8, 3), np.uint8)
+    score = parse({"ocr": 1.0, "jpeg": 1.0, "motion": {"weight": 1.0, "workers": 1}})
+    try:
+        score.require([sample('the word "lamp"', nothing, motion="left")])
+        for prompt, facts, told in (
+            ("a lamp", {"motion": "left"}, "text"),
+            ('the word "lamp"', {}, "motion"),
+            ('the word "lamp"', {"motion": "sideways"}, "sideways"),
+        ):
+            with pytest.raises(RequestError, match=told):
+                score.require([sample(prompt, nothing, **facts)])
+    finally:
+        score.close()

@@ -20,7 +20,6 @@ from .composite import Composite
 from .reward import Reward
 
 Value = str | int | float | bool
-Maker = Callable[..., Reward]
 # module and class here; imported when chosen
 REWARDS: Mapping[str, tuple[str, str]] = {
     "ocr": ("ocr", "OCR"),
@@ -50,13 +49,29 @@ def parse(settings: Mapping[str, float | Mapping[str, Value]]) -> Composite:
 
 def build(name: str, parameters: Mapping[str, Value]) -> Reward:
     """A reward of that name in this process. Raises RequestError for what it does not take."""
-    maker, is_class = _maker(name)
-    if not is_class:
+    found = named(name)
+    if not inspect.isclass(found):
         if parameters:
             raise RequestError(f"{name} is a function and takes no parameters", value=", ".join(parameters))
-        return cast(Reward, maker)
-    _check(name, maker, parameters)
-    return maker(**parameters)
+        return cast(Reward, found)
+    _check(name, found, parameters)
+    return cast(Reward, found(**parameters))
+
+
+def named(name: str) -> Callable[..., object]:
+    """The function or class of that name. Raises RequestError where there is none."""
+    if name in REWARDS:
+        module, attribute = REWARDS[name]
+        return cast(Callable[..., object], getattr(importlib.import_module(f".{module}", __package__), attribute))
+    if name == "tesseract":
+        raise RequestError("Tesseract is the judge and never trained on", value=name, remedy="train on ocr")
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise RequestError("unknown reward", value=name, choices=[*REWARDS, "file.py:function"])
+    found = getattr(_module(Path(path).expanduser()), attribute, None)
+    if not callable(found):
+        raise RequestError(f"{path} has no function or class of that name", value=attribute)
+    return cast(Callable[..., object], found)
 
 
 def _placed(name: str, options: dict[str, Value]) -> Reward:
@@ -68,22 +83,6 @@ def _placed(name: str, options: dict[str, Value]) -> Reward:
 
     _check("a pool", Pool, {"name": name, "parameters": "", **pool})
     return Pool(name, options, **pool)  # type: ignore[arg-type]
-
-
-def _maker(name: str) -> tuple[Maker, bool]:
-    """What makes the reward, or is it, and whether it is a class."""
-    if name in REWARDS:
-        module, attribute = REWARDS[name]
-        return getattr(importlib.import_module(f".{module}", __package__), attribute), True
-    if name == "tesseract":
-        raise RequestError("Tesseract is the judge and never trained on", value=name, remedy="train on ocr")
-    path, colon, attribute = name.rpartition(":")
-    if not colon:
-        raise RequestError("unknown reward", value=name, choices=[*REWARDS, "file.py:function"])
-    found = getattr(_module(Path(path).expanduser()), attribute, None)
-    if not callable(found):
-        raise RequestError(f"{path} has no function or class of that name", value=attribute)
-    return found, inspect.isclass(found)
 
 
 def _module(path: Path) -> object:

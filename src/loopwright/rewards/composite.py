@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from ..errors import RequestError
-from .reward import Fallible, Reward, Sample
+from .reward import Fallible, Particular, Reward, Sample
 
 Parts = Mapping[str, Sequence[float | None]]
 
@@ -44,6 +44,12 @@ class Composite:
         weights = [weight for _, weight in self._rewards.values()]
         rows = zip(*(parts[name] for name in self._rewards), strict=True)
         return [_sum(row, weights) for row in rows]
+
+    def require(self, samples: Sequence[Sample]) -> None:
+        """Raise RequestError if a prompt lacks what a reward reads of it. Frames are not looked at."""
+        for reward, _ in self._rewards.values():
+            if isinstance(reward, Particular):
+                reward.wanted(samples)
 
     @property
     def failures(self) -> Counter[str]:

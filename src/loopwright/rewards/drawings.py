@@ -41,8 +41,13 @@ class Drawings:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """A probability a sample; 0 where no object is seen."""
-        places = [self._place(fact(sample, "object")) for sample in samples]
+        places = [self._place(name) for name in self.wanted(samples)]
         return [self._probability(Scene(s.frames), place) for s, place in zip(samples, places, strict=True)]
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[str]:
+        """The objects asked for. Raises RequestError."""
+        return [fact(sample, "object") for sample in samples]
 
     def _place(self, name: str) -> int:
         if name not in self._places:

@@ -43,7 +43,7 @@ class OCR:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """A score a sample; 0 where nothing stands out."""
-        wanted = [plain(text(sample)) for sample in samples]
+        wanted = self.wanted(samples)
         shown = [(place, picture) for place, s in enumerate(samples) for picture in spread(s, self._frames)]
         scores = [0.0] * len(samples)
         pictures, texts = [picture for _, picture in shown], [wanted[place] for place, _ in shown]
@@ -51,6 +51,11 @@ class OCR:
         for (place, _), score in zip(shown, found, strict=True):
             scores[place] = max(scores[place], score)
         return scores
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[str]:
+        """The texts asked for, in lower case and without spaces. Raises RequestError."""
+        return [plain(text(sample)) for sample in samples]
 
     def _edits(self, pictures: Sequence[Picture], texts: Sequence[str]) -> list[float]:
         seen = [plain(said) for said in self._recogniser.read(pictures)]

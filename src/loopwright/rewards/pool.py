@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import RequestError
-from .choose import Value
+from .choose import Value, named
 from .reward import Sample
 from .worker import Lost, Worker
 
@@ -53,6 +53,11 @@ class Pool:
         size = max(1, min(BATCH, -(-len(samples) // self._size), BYTES // max(largest, 1)))
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         return [score for scores in self._threads.map(self._scores, parts) for score in scores]
+
+    def wanted(self, samples: Sequence[Sample]) -> Sequence[object]:
+        """As the reward's own; nothing where it has none. Raises RequestError."""
+        reads = getattr(named(self._name), "wanted", None)
+        return [] if reads is None else list(reads(samples))
 
     def close(self) -> None:
         """End the workers, once they have answered."""

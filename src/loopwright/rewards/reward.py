@@ -38,6 +38,14 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class Particular(Protocol):
+    """A reward that not every prompt can have: it reads what the prompt or its facts ask for."""
+
+    def wanted(self, samples: Sequence[Sample]) -> Sequence[object]:
+        """What each sample should show; frames are not looked at. Raises RequestError for one that does not say."""
+
+
+@runtime_checkable
 class Fallible(Protocol):
     """A reward that can fail counts why: reason -> samples, since it was made."""
 

@@ -45,11 +45,16 @@ class Motion:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """A score a sample. Raises RequestError for an unknown motion, or one asked of a single frame."""
-        asked = [_known(fact(sample, "motion"), MOTIONS, "motion") for sample in samples]
+        asked = self.wanted(samples)
         for sample, motion in zip(samples, asked, strict=True):
             if len(sample.frames) < 3:
                 raise RequestError("a motion needs three frames or more", value=f"{motion} in {len(sample.frames)}")
         return [_seen(Scene(s.frames), MOTIONS[motion]) for s, motion in zip(samples, asked, strict=True)]
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[str]:
+        """The motions asked for. Raises RequestError."""
+        return [_known(fact(sample, "motion"), MOTIONS, "motion") for sample in samples]
 
 
 class Position:
@@ -57,8 +62,13 @@ class Position:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """A score a sample: full from a quarter of the side on, 0 at the middle; at the centre the other way."""
-        asked = [_known(fact(sample, "position"), POSITIONS, "position") for sample in samples]
+        asked = self.wanted(samples)
         return [_seen(Scene(s.frames), POSITIONS[place]) for s, place in zip(samples, asked, strict=True)]
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[str]:
+        """The places asked for. Raises RequestError."""
+        return [_known(fact(sample, "position"), POSITIONS, "position") for sample in samples]
 
 
 class Colour:
@@ -66,9 +76,14 @@ class Colour:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """exp(-(d / 0.2)^2) of the distance d between wanted and seen colour in 0..1."""
-        wanted = [colour(fact(sample, "background")) for sample in samples]
+        wanted = self.wanted(samples)
         seen = [Scene(sample.frames).colour for sample in samples]
         return [math.exp(-((float(torch.dist(a, b)) / NEAR) ** 2)) for a, b in zip(wanted, seen, strict=True)]
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[torch.Tensor]:
+        """The colours asked for. Raises RequestError."""
+        return [colour(fact(sample, "background")) for sample in samples]
 
 
 def colour(name: str) -> torch.Tensor:
