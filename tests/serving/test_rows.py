@@ -23,7 +23,7 @@ def test_rows_are_measured_once_a_shape_between_two_steps(model):
 
     card = SimpleNamespace(name="m", digest="d")
     stub = SimpleNamespace(
-        card=card, rows=rows, instance=SimpleNamespace(binding=SimpleNamespace(device="cuda")), request=None
+        card=card, rows=rows, instance=SimpleNamespace(binding=SimpleNamespace(device="cuda"), digest="d"), request=None
     )
     driver = Driver(Scheduler(), between=lambda: None)
     models = Models(Lifecycle([stub], driver), driver, Limits(rows=16), Guard(None))
