@@ -10,9 +10,11 @@ Reads configurations and the data set: captions, sizes and content hashes of med
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 import yaml  # type: ignore[import-untyped]
 
 from .. import catalog, rewards
@@ -124,7 +126,9 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
         raise RequestError("rollouts with whole weights in each process", value=run.precision, remedy=remedy)
     prompts = prompts_of(rollout.prompts)
     judged = prompts if rollout.held_out is None else prompts_of(rollout.held_out)
-    rewards.parse(run.rewards).close()
+    nothing = torch.empty(0, 0, 0, 3, dtype=torch.uint8)
+    with closing(rewards.parse(run.rewards)) as score:
+        score.require([rewards.Sample(each.text, nothing, each.facts) for each in (*prompts, *judged)])
     policy = POLICIES[run.method]
     sampler = rollout.sampler or policy.sampler
     card = served(plan.card, sampler)

@@ -10,7 +10,6 @@ Deliberately absent: rollouts on disk. A run is continued from the beginning of 
 had.
 """
 
-import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -67,10 +66,15 @@ class RolloutFeed:
             took = {"seconds/update": perf_counter() - begun}  # of the epoch before, for it is not known sooner
 
     def _shared(self, epoch: int, samples: Sequence[Scored]) -> Iterator[Sequence[Scored]]:
-        """The samples in another order, a part for each of the epoch's steps."""
-        order = torch.randperm(len(samples), generator=generator("order", self._run.seed, epoch, self._group.rank))
+        """Those of the epoch's samples that are here, in another order, a part for each of its steps.
+
+        Which step a sample belongs to is the same for any number of processes.
+        """
+        assert self._run.rollout is not None
+        here = {scored.number: scored for scored in samples}
+        order = torch.randperm(self._run.rollout.samples, generator=generator("order", self._run.seed, epoch))
         for part in order.tensor_split(self._each):
-            yield [samples[place] for place in part.tolist()]
+            yield [here[number] for number in part.tolist() if number in here]
 
     def _step(self, epoch: int, samples: Sequence[Scored], spare: Scored) -> Step:
         """The batches of these samples, as many as in any other process; a spare one fills up."""
@@ -105,9 +109,3 @@ class RolloutFeed:
         tensors = {name: torch.cat([example.tensors[name] for _, example in filled]) for name in names}
         places = tuple(place for place, _ in filled)
         return Batch(tensors, (), places, real, filled[0][1].static)
-
-
-def epochs_of(run: Run, steps: int) -> int:
-    """How many epochs so many steps are."""
-    assert run.rollout is not None
-    return math.ceil(steps * run.batch_size / run.rollout.samples)

@@ -1,4 +1,4 @@
-"""A run cannot tell a scorer served by the engine from a function that computes the same."""
+"""Rewards as runs have them: checked against prompts first, and the same run whether served or a function."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 import clip_scorer
+from loopwright.errors import RequestError
+from loopwright.training.plan import make
 from loopwright.training.session import train
 
 
@@ -26,3 +28,8 @@ def test_the_same_run_whether_its_scorer_is_a_function_or_served(rollout_of, fol
     for name, weights in results["function"].items():
         assert torch.equal(weights, results["served"][name])
     assert any(not torch.equal(weights, before[name]) for name, weights in results["function"].items())
+
+
+def test_prompts_that_lack_what_a_reward_reads_are_told_before_anything_is_loaded(rollout_of):
+    with pytest.raises(RequestError, match="'light' does not say its motion"):
+        make(rollout_of(rewards={"jpeg": 1.0, "motion": 1.0}))
