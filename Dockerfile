@@ -23,7 +23,9 @@ RUN case "$DEVICE" in \
 WORKDIR /opt/loopwright
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir ".[serve,safety]"
+# With --build-arg EXTRAS=serve,safety,fleet also for --replicas.
+ARG EXTRAS=serve,safety
+RUN pip install --no-cache-dir ".[$EXTRAS]"
 
 RUN useradd --uid 10001 --create-home loopwright && install --directory --owner loopwright /data
 USER 10001
