@@ -2,6 +2,7 @@
 
     python benchmarks/weight_sync.py --device cuda [--output result.json]      # the transformer of Wan2.1-1.3B
     python benchmarks/weight_sync.py                                            # a small one, on the CPU
+    torchrun --nproc-per-node 2 benchmarks/weight_sync.py --device cuda --broadcast         # from one GPU to the other
 
 Random weights in the published configuration. Each way to bring new weights is timed, medians of several; after each,
 the model's output (by captured graphs on CUDA, which must have outlived the sync) is compared bit for bit with the same
@@ -26,6 +27,7 @@ from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
 
 import loopwright
 from loopwright.api import Model
+from loopwright.distributed.group import joined
 from loopwright.engine.execute import Executor, eager
 from loopwright.engine.job import Job
 from loopwright.engine.store import Store
@@ -39,14 +41,19 @@ TARGETS = (r"attn\d\.to_[qkv]", r"to_out\.0")
 ROUNDS = 7
 
 
-def build(folder: Path, settings: dict[str, int], device: str, dtype: torch.dtype) -> None:
-    """A checkpoint with the transformer of these settings beside small other parts."""
-    torch.manual_seed(0)
+def transformer(settings: dict[str, int], device: str | torch.device, seed: int) -> WanTransformer3DModel:
+    """Of these settings, random, float32."""
+    torch.manual_seed(seed)
     with torch.device(device):
-        transformer = WanTransformer3DModel(
+        return WanTransformer3DModel(
             patch_size=(1, 2, 2), in_channels=16, out_channels=16, freq_dim=256, cross_attn_norm=True,
             qk_norm="rms_norm_across_heads", **settings,
         )  # fmt: skip
+
+
+def build(folder: Path, settings: dict[str, int], device: str, dtype: torch.dtype) -> None:
+    """A checkpoint with the transformer of these settings beside small other parts."""
+    made = torch.nn.Module.to(transformer(settings, device, 0), dtype)
     text = UMT5Config(vocab_size=384, d_model=settings["text_dim"], d_kv=64, d_ff=64, num_layers=1, num_heads=2,
                       feed_forward_proj="gated-gelu")  # fmt: skip
     vae = AutoencoderKLWan(base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
@@ -54,7 +61,7 @@ def build(folder: Path, settings: dict[str, int], device: str, dtype: torch.dtyp
     WanPipeline(
         tokenizer=ByT5Tokenizer(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        transformer=torch.nn.Module.to(transformer, dtype),
+        transformer=made,
         vae=vae,
         text_encoder=UMT5EncoderModel(text),
     ).save_pretrained(folder)
@@ -181,6 +188,26 @@ def measure(folder: Path, device: str) -> tuple[list[object], Checks]:
     return rows, checks
 
 
+def across(kind: str, settings: dict[str, int]) -> int:
+    """From the first process of a group to the others: packed, sent, checked and written in each."""
+    with joined(kind) as group:
+        module = torch.nn.Module.to(transformer(settings, group.device, group.rank), torch.bfloat16)
+
+        def send() -> None:
+            packed = sync.full(module) if group.first else None
+            delivery = sync.broadcast(packed, source=0, device=group.device)
+            if not group.first:
+                sync.write(sync.bind(module, delivery))
+
+        times = [timed(send, str(group.device)) for _ in range(ROUNDS)]
+        mine = torch.tensor([int(sync.checksum(module.state_dict())[:15], 16)], device=group.device)
+        alike = bool(group.total(mine) == group.ranks * mine)
+        if group.first:
+            row(f"full, broadcast to {group.ranks - 1}", times, sum(t.nbytes for t in module.state_dict().values()))
+        print(f"process {group.rank}: {'holds' if alike else 'FAILS'}: all have the same weights", flush=True)
+        return 0 if alike else 1
+
+
 def _sizes(request: Request) -> dict[str, object]:
     names = ("height", "width", "num_frames", "num_inference_steps", "seed", "output", "max_sequence_length")
     return {name: getattr(request, name) for name in names}
@@ -199,10 +226,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=("real", "small"), help="real on CUDA, small elsewhere")
+    parser.add_argument("--broadcast", action="store_true", help="between the processes of torchrun")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     cuda = arguments.device.startswith("cuda")
     settings = REAL if (arguments.size or ("real" if cuda else "small")) == "real" else SMALL
+    if arguments.broadcast:
+        return across(arguments.device, settings)
     folder, begun = Path(tempfile.mkdtemp(prefix="weight-sync-")), time.perf_counter()
     try:
         build(folder, settings, arguments.device, torch.bfloat16 if cuda else torch.float32)
