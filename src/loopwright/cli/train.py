@@ -89,6 +89,8 @@ def _shown(settings: "Run") -> int:
     print(text(plan.run), end="")
     held = f", {len(plan.held_rows)} held out" if plan.held_rows else ""
     what = "of drawn rows" if plan.order is None else f"{plan.epochs} epochs of {len(plan.rows)} rows{held}"
+    if plan.run.rollout is not None:
+        what = f"{plan.epochs} epochs of {plan.run.rollout.samples} samples, {len(plan.prompts)} prompts"
     print(f"# {plan.steps} steps, {what}; trains {', '.join(plan.roles)}", file=sys.stderr)
     return 0
 
