@@ -55,7 +55,9 @@ def test_cancels_are_counted_by_their_reason(server, name):
     )
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
-        time.sleep(0.2)
+        until = time.monotonic() + 10
+        while not server.service.jobs._live and time.monotonic() < until:
+            time.sleep(0.01)
     until = time.monotonic() + 10
     while ("cancels_total", name, "client_left") not in (seen := told(server)) and time.monotonic() < until:
         time.sleep(0.02)
