@@ -78,6 +78,7 @@ def test_one_window_draws_noise_for_all_of_an_epoch_and_never_the_last_step(part
     assert len(starts) > 2
     moves = ours.rollouts.epoch(0).samples[0].sample.moves
     assert sum(bool(move.log_prob) for move in moves) == 2
+    assert sum(move.after.numel() > 0 for move in moves) == 2, "of the others no latents are kept"
 
 
 def test_what_could_not_be_scored_is_dropped_and_counted(parts, rollout_of):

@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 
 from ..api import Model, Result
+from ..api.trajectory import Move
 from ..distributed.group import Group
 from ..request import Request
 from ..rewards import Composite
@@ -140,11 +141,19 @@ class Rollouts:
                 ordered = [results[each.request] for each in wave]
                 shown = [_shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
                 scored.append(scorer.submit(self._score.parts, shown))
-                made += map(_sample, ordered)
+                made += map(self._kept, ordered)
             begun = perf_counter()
             parts = [each.result() for each in scored]
         joined = {name: [score for part in parts for score in part[name]] for name in parts[0]}
         return made, joined, perf_counter() - begun
+
+    def _kept(self, result: Result) -> Sample:
+        """What may be learnt from: latents of steps that drew noise alone, and none where noise teaches nothing."""
+        asked, moves = result.request, [] if result.trajectory is None else result.trajectory.moves
+        start, steps = (asked.noise_start or 0, asked.noise_steps or 0) if self._policy.noisy else (0, 0)
+        drew = range(start, start + steps)
+        kept = [move if index in drew else _light(move) for index, move in enumerate(moves)]
+        return Sample(asked, kept, result.latents)
 
     def _measured(self, scores: torch.Tensor, flat: torch.Tensor, parts: Parts) -> Metrics:
         """Over all processes."""
@@ -186,8 +195,10 @@ def _shown(result: Result, prompt: Prompt) -> Shown:
     return Shown(prompt.text, torch.from_numpy(result.video), prompt.facts)
 
 
-def _sample(result: Result) -> Sample:
-    return Sample(result.request, () if result.trajectory is None else result.trajectory.moves, result.latents)
+def _light(move: Move) -> Move:
+    """A step of which nothing is learnt: what level it was at, without latents."""
+    row = move.rows["row"]
+    return replace(move, rows={"row": row}, after=row.new_empty(0))
 
 
 def _mean(scores: Sequence[float | None]) -> float:
