@@ -53,10 +53,10 @@ class Tally:
 
 
 class Crowd:
-    """Exchanges with one server. `picture` is what is edited, a PNG of 16 x 16."""
+    """Exchanges with one server. `kept` is the share of files that become samples."""
 
-    def __init__(self, host: str, port: int, tally: Tally, rng: random.Random) -> None:
-        self.tally, self._rng, self._host, self._port = tally, rng, host, port
+    def __init__(self, host: str, port: int, tally: Tally, rng: random.Random, kept: float = 0.1) -> None:
+        self.tally, self._rng, self._host, self._port, self._kept = tally, rng, host, port, kept
         self._http = httpx.AsyncClient(
             base_url=f"http://{host}:{port}",
             timeout=httpx.Timeout(240.0),
@@ -269,8 +269,8 @@ class Crowd:
         return given | {"num_inference_steps": rng.randrange(1, steps + 1), "max_sequence_length": 32} | mode
 
     def _keep(self, asked: Given, more: Given, suffix: str, content: bytes) -> None:
-        """A tenth of the answers, for comparison."""
-        if self._rng.random() < 0.1:
+        """Some of the answers, for comparison."""
+        if self._rng.random() < self._kept:
             width, height = map(int, str(asked["size"]).split("x"))
             names = ("prompt", "seed", "num_inference_steps", "max_sequence_length")
             given = {name: asked[name] for name in names} | {"width": width, "height": height} | more

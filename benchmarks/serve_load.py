@@ -73,7 +73,7 @@ async def crowded(crowd: Crowd, clients: int, seconds: float) -> None:
     await asyncio.gather(*(client() for _ in range(clients)))
 
 
-async def settled(crowd: Crowd, pid: int, before: Footprint | None = None, patience: float = 30.0) -> Footprint:
+async def settled(crowd: Crowd, pid: int, before: Footprint | None, patience: float) -> Footprint:
     """What is held once nothing is under way, and idle threads and connections have had the time to go."""
     end = time.monotonic() + patience
     while True:
@@ -84,20 +84,29 @@ async def settled(crowd: Crowd, pid: int, before: Footprint | None = None, patie
         await asyncio.sleep(0.5)
 
 
-async def loaded(port: int, pid: int, tally: Tally, *, clients: int, seconds: float, warm: float, seed: int) -> tuple[
-    Footprint, Footprint
-]:  # fmt: skip
+async def loaded(
+    port: int,
+    pid: int,
+    tally: Tally,
+    *,
+    clients: int,
+    seconds: float,
+    warm: float,
+    seed: int,
+    kept: float = 0.1,
+    patience: float = 30.0,
+) -> tuple[Footprint, Footprint]:
     """What is held before and after the load."""
     held: list[Footprint] = []
     for part, (length, counted) in enumerate(((warm, Tally()), (seconds, tally))):
-        crowd = Crowd("127.0.0.1", port, counted, random.Random(seed + part))
+        crowd = Crowd("127.0.0.1", port, counted, random.Random(seed + part), kept)
         await crowded(crowd, clients, length)
         await crowd.close()
         watch = Crowd("127.0.0.1", port, Tally(), random.Random(0))
         if part == 0:
-            await settled(watch, pid)
+            await settled(watch, pid, None, patience)
             await asyncio.sleep(min(12.0, warm))  # idle threads of routes end after ten seconds
-        held.append(await settled(watch, pid, held[0] if held else None))
+        held.append(await settled(watch, pid, held[0] if held else None, patience))
         await watch.close()
     return held[0], held[1]
 
