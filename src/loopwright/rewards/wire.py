@@ -62,8 +62,8 @@ class Calls:
         concurrency: int = 8,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise RequestError("a scorer's address begins with http:// or https://", value=url)
+        if not _is_address(url):
+            raise RequestError("a scorer's address is no address", value=url, remedy="as in http://host:8000/score")
         bounds = (("timeout", timeout, 1e-3), ("retries", retries, 0), ("concurrency", concurrency, 1))
         for what, value, least in bounds:
             if value < least:
@@ -107,6 +107,8 @@ class Calls:
             raise _Failed("no answer in time", again=True) from error
         except httpx.TransportError as error:
             raise _Failed(f"no connection ({type(error).__name__})", again=True) from error
+        except httpx.DecodingError as error:
+            raise _Failed("unreadable answer: its compression is broken", again=True) from error
         except Unreadable as error:
             raise _Failed(f"unreadable answer: {error}", again=True) from error
 
@@ -126,6 +128,14 @@ class Calls:
                 if len(answer) > LARGEST:
                     raise Unreadable(f"more than {LARGEST} bytes")
         return bytes(answer)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return found.scheme in ("http", "https") and bool(found.host)
 
 
 def _asked_pause(response: httpx.Response) -> float:
