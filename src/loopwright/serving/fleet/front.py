@@ -43,6 +43,7 @@ _REMEMBERED = 10_000  # whereabouts of videos, and of keys
 _PATIENCE = 30.0  # seconds until a replica that does not answer any more is known to have ended
 _ATTEMPTS = 4
 Headers = list[tuple[bytes, bytes]]
+Place = tuple[str, str]  # an owner and a key, or nobody and the id of a video or image
 
 
 class Front:
@@ -50,7 +51,7 @@ class Front:
 
     def __init__(self, members: Members, http: httpx.AsyncClient, metrics: Metrics) -> None:
         self._members, self._http, self._router, self._metrics = members, http, Router(), metrics
-        self._places: OrderedDict[tuple[str, str], Member] = OrderedDict()
+        self._places: OrderedDict[Place, Member] = OrderedDict()
 
     async def handle(self, request: Request) -> Response:
         """The answer of whichever replica it is for."""
@@ -94,26 +95,31 @@ class Front:
     async def _make(self, request: Request, body: bytes) -> Response:
         """A generation, at the replica that will be done first."""
         headers = _headers(request)
-        key = request.headers.get(_KEY)
-        if request.url.path == "/v1/videos" and key is None:
-            key = f"front-{uuid.uuid4().hex}"
-            headers.append((_KEY.encode(), key.encode()))
-        place = None if key is None else (str(request.state.owner), key)
+        place = await self._place(request, headers)
         for _ in range(_ATTEMPTS):
-            member = await self._chosen(request, body, place)
-            if place is not None:
-                self._remember(place, member)
+            member = self._known(place) or await self._chosen(request, body)
+            self._remember(place, member)
             answer = await self._tried(member, request, body, headers)
             if answer is not None:
                 return answer
         raise _nobody()
 
-    async def _chosen(self, request: Request, body: bytes, place: tuple[str, str] | None) -> Member:
-        """Where its key is known, else where the router says."""
-        if place is not None:
-            known = self._known(place) or await self._asked("made", *place)
-            if known is not None:
-                return known
+    async def _place(self, request: Request, headers: Headers) -> Place | None:
+        """What the request is remembered by, if it has a key: the client's, or one that a video gets here."""
+        theirs = request.headers.get(_KEY)
+        if theirs is None and request.url.path != "/v1/videos":
+            return None
+        if theirs is None:
+            headers.append((_KEY.encode(), f"front-{uuid.uuid4().hex}".encode()))
+        place = str(request.state.owner), theirs or headers[-1][1].decode()
+        if theirs is not None and self._known(place) is None:
+            member = await self._asked("made", *place)
+            if member is not None:
+                self._remember(place, member)
+        return place
+
+    async def _chosen(self, request: Request, body: bytes) -> Member:
+        """Where the router says."""
         path, text = request.url.path, body.decode("utf-8", "replace") if _is_json(request) else ""
         offers = await self._members.offers(path, text)
         if not offers:
@@ -178,14 +184,16 @@ class Front:
             raise _nobody()
         return ready[0]
 
-    def _known(self, place: tuple[str, str]) -> Member | None:
+    def _known(self, place: Place | None) -> Member | None:
         """Who has it, by what is remembered here and by who has inherited from whom."""
-        member = self._places.get(place)
+        member = None if place is None else self._places.get(place)
         while member is not None and member.heir is not None:
             member = member.heir
         return member
 
-    def _remember(self, place: tuple[str, str], member: Member) -> None:
+    def _remember(self, place: Place | None, member: Member) -> None:
+        if place is None:
+            return
         self._places[place] = member
         self._places.move_to_end(place)
         while len(self._places) > _REMEMBERED:
