@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lettered import sample
-from loopwright.errors import RequestError
+from loopwright.errors import BackendError, RequestError
 from loopwright.rewards import REWARDS, Composite, parse
 from loopwright.rewards.jpeg import JPEG
 
@@ -78,6 +78,15 @@ def test_run_files_name_rewards_functions_and_parameters(tmp_path):
 def test_what_a_run_file_gets_wrong_is_told(settings, told):
     with pytest.raises(RequestError, match=told):
         parse(settings)
+
+
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch):
+    def missing(*names: str) -> None:
+        raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+
+    monkeypatch.setattr("loopwright.rewards.choose.importlib.import_module", missing)
+    with pytest.raises(BackendError, match=r"httpx.*loopwright\[train\]"):
+        parse({"remote": {"weight": 1.0, "url": "http://scorer"}})
 
 
 def test_every_name_is_that_of_a_reward_here():

@@ -13,9 +13,10 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
-from ..errors import RequestError
+from ..errors import BackendError, RequestError
 from .composite import Composite
 from .reward import Reward
 
@@ -62,7 +63,7 @@ def named(name: str) -> Callable[..., object]:
     """The function or class of that name. Raises RequestError where there is none."""
     if name in REWARDS:
         module, attribute = REWARDS[name]
-        return cast(Callable[..., object], getattr(importlib.import_module(f".{module}", __package__), attribute))
+        return cast(Callable[..., object], getattr(_imported(module), attribute))
     if name == "tesseract":
         raise RequestError("Tesseract is the judge and never trained on", value=name, remedy="train on ocr")
     path, colon, attribute = name.rpartition(":")
@@ -79,10 +80,18 @@ def _placed(name: str, options: dict[str, Value]) -> Reward:
     pool = {key: options.pop(key) for key in _POOL if key in options}
     if not pool:
         return build(name, options)
-    from .pool import Pool
+    maker = _imported("pool").Pool
+    _check("a pool", maker, {"name": name, "parameters": "", **pool})
+    return cast(Reward, maker(name, options, **pool))
 
-    _check("a pool", Pool, {"name": name, "parameters": "", **pool})
-    return Pool(name, options, **pool)  # type: ignore[arg-type]
+
+def _imported(module: str) -> ModuleType:
+    """A module here. Raises BackendError where a package that it needs is not installed."""
+    try:
+        return importlib.import_module(f".{module}", __package__)
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'loopwright[train]'"
+        raise BackendError("a reward needs a package that is not installed", value=error.name, remedy=remedy) from error
 
 
 def _module(path: Path) -> object:
