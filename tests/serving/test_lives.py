@@ -122,6 +122,17 @@ def test_who_comes_when_the_queue_is_full_is_told_when_to_come_again(server):
     until(lambda: idle(server))
 
 
+def test_an_engine_that_is_busy_is_well_whoever_waits(server, monkeypatch):
+    monkeypatch.setattr(server.service.health, "_good_for", 0.0)
+    video = server.post("/v1/videos", **LONG, num_frames=5, priority="high")
+    until(lambda: server.http.get(f"/v1/videos/{video['id']}").json()["progress"] > 0)
+    monkeypatch.setattr(server.service.driver.scheduler, "_policy", lambda entry: entry.order)  # the probe comes last
+    assert server.http.get("/health").json()["step_seconds"] < 5
+    assert server.http.get(f"/v1/videos/{video['id']}").json()["status"] == "in_progress"
+    server.http.delete(f"/v1/videos/{video['id']}")
+    until(lambda: idle(server))
+
+
 def test_what_comes_too_late_is_not_made(server):
     answer = server.http.post("/v1/images/generations", json=LONG | {"deadline": 0.05})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "deadline_exceeded")

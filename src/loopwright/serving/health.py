@@ -1,9 +1,10 @@
-"""Whether the engine does what it is for: a request as small as can be, run to its end.
+"""Whether the engine does what it is for: a request as small as can be, run to its end, or steps of others that end well.
 
     health = Health(jobs, lifecycle, good_for=5.0)
     await health.check()                           # raises what is wrong
 
-The outcome is kept for a few seconds, so that those who ask often do not make the work.
+The outcome is kept for a few seconds, so that those who ask often do not make the work. Where requests wait for each
+other for minutes, the small one would wait as well, and a server that works hard would be taken for one that does not.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from ..request import Frames, Request
 from .jobs import Jobs
 from .lifecycle import LOADED, Lifecycle
 from .refusal import Refusal
+from .tasks import unless
 
 _PATIENCE = 60.0  # seconds; steps of large videos take their time
 
@@ -51,7 +53,10 @@ class Health:
             await asyncio.wait_for(asyncio.wrap_future(self._jobs.driver.call(lambda: None)), _PATIENCE)
             return
         make = partial(Job, loaded[0].instance, smallest(loaded[0]))
-        await self._jobs.run(lambda listener: make(listener=listener), priority="high", seconds=_PATIENCE, probe=True)
+        await unless(
+            self._jobs.stepped(),
+            self._jobs.run(lambda listener: make(listener=listener), priority="high", seconds=_PATIENCE, probe=True),
+        )
 
 
 def smallest(model: Model) -> Request:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..api.model import Model
 from ..api.result import Result
-from ..engine.events import Cancelled, Done, Event, Failed
+from ..engine.events import Cancelled, Done, Event, Failed, Stepped
 from ..engine.job import Job, Listener
 from .driver import Driver
 from .lifecycle import Lifecycle
@@ -27,6 +27,7 @@ from .tracing import JobSpans
 
 T = TypeVar("T")
 _ENCODERS = 2
+_LOOK = 0.02  # seconds between two looks at how far the engine is
 
 
 class Jobs:
@@ -36,6 +37,13 @@ class Jobs:
         self.driver, self._metrics, self._lifecycle, self._guard = driver, metrics, lifecycle, guard
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._live: set[Ticket] = set()
+        self._steps = 0  # counted by the engine's thread
+
+    async def stepped(self) -> None:
+        """Return once a step of some request has come to a good end; a probe's are not among them."""
+        before = self._steps
+        while self._steps == before:
+            await asyncio.sleep(_LOOK)
 
     async def start(
         self,
@@ -84,6 +92,8 @@ class Jobs:
 
     def _until_its_end(self, listener: Listener, ticket: Ticket, probe: bool) -> Listener:
         def listen(event: Event) -> None:
+            if isinstance(event, Stepped) and not probe:
+                self._steps += 1
             if isinstance(event, (Done, Failed, Cancelled)):
                 self._lifecycle.leave(ticket.job.model, used=not probe)
             listener(event)
