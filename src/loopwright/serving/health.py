@@ -1,4 +1,4 @@
-"""Whether the engine does what it is for: a request as small as can be, run to its end, or steps of others that end well.
+"""Whether the engine does what it is for: a small request run to its end, or steps of others that are seen to end well.
 
     health = Health(jobs, lifecycle, good_for=5.0)
     await health.check()                           # raises what is wrong
