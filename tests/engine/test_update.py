@@ -358,6 +358,22 @@ def test_every_form_of_weights_arrives(kind: str, load, checkpoint, request_, tm
         assert torch.equal(*outputs) or kind == "full"
 
 
+def test_an_adapter_that_was_merged_does_not_stay_beside_another(model, sources) -> None:
+    def merged(*layers: str) -> sync.Delivery:
+        state = sources[1].state_dict()
+        return sync.Delivery.of("merged", {f"blocks.0.attn1.{layer}.weight": state[f"blocks.0.attn1.{layer}.weight"]
+                                           for layer in layers})  # fmt: skip
+
+    model.update_weights(NAME, merged("to_q", "to_k"))
+    for policy in ("drain", "finish"):
+        with pytest.raises(WeightsError, match=r"would stay so: 'blocks\.0\.attn1\.to_k\.weight'"):
+            model.update_weights(NAME, merged("to_q", "to_v"), policy=policy)
+        model.update_weights(NAME, merged("to_q", "to_k", "to_v"), policy=policy)
+        model.update_weights(NAME, sources[0], policy=policy)
+        model.update_weights(NAME, merged("to_k"), policy=policy)
+        model.update_weights(NAME, merged("to_q", "to_k"), policy=policy)
+
+
 def test_files_and_shared_memory_arrive_as_modules_do(model, load, request_, sources, serial, tmp_path: Path) -> None:
     sources[1].save_pretrained(tmp_path / NAME)
     model.update_weights(NAME, tmp_path)

@@ -50,7 +50,8 @@ class Resident:
     `bytes` of its weights and the `seconds` it took to load; `home` is None for what has no weights, and `low` says
     that it leaves its `device` by itself; `owners` is how many instances have it, which the store counts. `here`,
     `users`, `kept` (by how many who keep its addresses), `awaited` (by who wants it alone) and `used` (when, by the
-    residence's clock) are the residence's own, and `checksum`, once it is known, the store's.
+    residence's clock) are the residence's own, and `checksum`, once it is known, the store's. `merged` names those of
+    its weights that adapters were merged into since it had all of its weights from one place.
     """
 
     identity: tuple[object, ...]
@@ -68,6 +69,7 @@ class Resident:
     awaited: bool = False
     used: int = 0
     checksum: str = ""
+    merged: frozenset[str] = frozenset()
 
     @property
     def taken(self) -> bool:

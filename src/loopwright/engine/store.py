@@ -209,6 +209,7 @@ class Store:
             raise
         assert isinstance(part, torch.nn.Module)
         twin = Resident(name, part, resident.version, resident.bytes, device=resident.device)
+        twin.merged = resident.merged
         twin.home = self._homes(part, resident.device, False)
         self.residence.add(twin)
         with self._lock:

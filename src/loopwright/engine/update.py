@@ -14,7 +14,7 @@ import torch
 
 from ..backends.precision import FLOAT8
 from ..backends.usage import settle
-from ..errors import BackendError, CardError, RequestError, StateError
+from ..errors import BackendError, CardError, RequestError, StateError, WeightsError
 from ..weights import sync
 from .instance import Instance
 from .residence import Resident, align
@@ -47,6 +47,7 @@ def update(
         if instance.successor is not None:
             raise StateError("the weights of this instance have been replaced", remedy="update its successor")
         _check(instance, name, version)
+        _check_merged(instance.resident(name), delivery)
         if policy == "finish":
             instance = _beside(instance, name, delivery, version)
         else:
@@ -71,6 +72,15 @@ def _check(instance: Instance, name: str, version: int | None) -> None:
         raise StateError(f"{name} is a module of somebody else's", remedy="change its weights there, and tell of it")
     if version is not None and version <= resident.version:
         raise RequestError(f"a version must be larger than the present one, {resident.version}", value=version)
+
+
+def _check_merged(resident: Resident, delivery: sync.Delivery) -> None:
+    """Other layers than before: those that have an adapter in them would keep it."""
+    left = sorted(resident.merged - delivery.tensors.keys())
+    if delivery.form == "merged" and left:
+        raise WeightsError(
+            "weights into which an adapter was merged before would stay so", value=left[0], remedy="send all weights"
+        )
 
 
 def _make_way(instance: Instance, policy: str, seconds: float) -> None:
@@ -101,6 +111,7 @@ def _over(instance: Instance, name: str, delivery: sync.Delivery, version: int |
         moved = not device.startswith("cuda") and not resident.low and align(_module(resident))
         _write(_module(resident), delivery)
         settle(device)
+    resident.merged = _merged(resident, delivery)
     store.changed(resident, version=version, moved=moved)
 
 
@@ -113,8 +124,14 @@ def _beside(instance: Instance, name: str, delivery: sync.Delivery, version: int
 def _copy(instance: Instance, name: str, delivery: sync.Delivery, version: int | None) -> Resident:
     twin = instance.twin(name, lambda module: _write(module, delivery))
     settle(instance.binding.device)
+    twin.merged = _merged(twin, delivery)
     instance.store.changed(twin, version=version)
     return twin
+
+
+def _merged(resident: Resident, delivery: sync.Delivery) -> frozenset[str]:
+    """Which weights have an adapter in them now."""
+    return {"full": frozenset(), "merged": frozenset(delivery.tensors), "adapter": resident.merged}[delivery.form]
 
 
 def _write(module: torch.nn.Module, delivery: sync.Delivery) -> None:

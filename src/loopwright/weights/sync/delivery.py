@@ -21,9 +21,8 @@ class Delivery:
     """Tensors for one component.
 
     Attributes:
-        form: "full", every weight of the component by its name in the `state_dict`; "merged", some of them, all that
-            such deliveries have changed before included; or "adapter", A and B of each adapted layer, as
-            `lora.Adapter` has them.
+        form: "full", every weight of the component by its name in the `state_dict`; "merged", those that an adapter is
+            merged into; or "adapter", A and B of each adapted layer, as `lora.Adapter` has them.
         tensors: dtypes are those of the component. float32 or float64 masters are rounded to them.
         checksum: of the tensors, by whoever packed them.
         alphas: of an adapter, by the layer's name.
