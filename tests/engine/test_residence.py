@@ -446,3 +446,24 @@ def test_loading_says_how_much_it_read_and_how_long_it_took(low: Callable) -> No
         sum(t.numel() * t.element_size() for t in tensors_of(instance.part(n))) for n in ("vae", "transformer")
     )
     assert (loaded.components, loaded.bytes) == (3, weights) and 0 < loaded.seconds < 60
+
+
+def test_weights_written_while_a_component_is_there_or_away_are_those_it_comes_back_with() -> None:
+    module = torch.nn.Linear(4, 4)
+    home, residence = Elsewhere(module), Residence()
+    resident = Resident(("net",), module, home=home, low=True, here=False)
+    residence.add(resident)
+    for value, there in ((1.0, False), (2.0, True), (3.0, True), (4.0, False)):
+        if there:
+            residence.enter([resident])
+            residence.leave([resident])
+        with residence.alone(resident), torch.no_grad():
+            module.weight.copy_(torch.full((4, 4), value))
+        residence.renew(resident)
+        residence.release("", GIB)
+        assert home.away() == [False] * 2 and (module.weight == value).all()
+        residence.enter([resident])
+        assert home.away() == [True] * 2 and (module.weight == value).all()
+        residence.leave([resident])
+        residence.release("", GIB)
+    assert resident.version == 5
