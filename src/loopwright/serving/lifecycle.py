@@ -63,6 +63,7 @@ def read_weights(model: Model) -> None:
     stages = [stage for program in model.card.programs.values() for stage in program.stages]
     for name in dict.fromkeys(name for stage in stages for name in stage.uses):
         instance.part(name)
+    instance.weights()  # answers say their checksums
 
 
 class Lifecycle:
