@@ -20,7 +20,9 @@ def test_there_is_a_recipe():
     assert FILES
 
 
-def test_the_run_in_the_documentation_reads(tmp_path):
-    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
-    (tmp_path / "run.yaml").write_text(shown)
-    assert read(tmp_path / "run.yaml").lora.rank == 32
+def test_the_runs_in_the_documentation_read(tmp_path):
+    shown = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    for text, method in zip(shown, ("sft", "grpo"), strict=True):
+        (tmp_path / "run.yaml").write_text(text)
+        run = read(tmp_path / "run.yaml")
+        assert run.lora.rank == 32 and run.method == method
