@@ -107,7 +107,9 @@ class Rollouts:
         ]
         with self._live.serving("judged", sampler=self._sampler) as model:
             _, parts, _ = self._made(model, asked, recorded=False)
-        named = {"reward": self._score.total(parts), **{f"reward/{name}": scores for name, scores in parts.items()}}
+        named = {"reward": self._score.total(parts)}
+        if len(parts) > 1:
+            named |= {f"reward/{name}": list(scores) for name, scores in parts.items()}
         return {f"held_out/{name}": _mean(scores) for name, scores in named.items()}
 
     def _requests(self, epoch: int) -> Iterator[Asked]:
