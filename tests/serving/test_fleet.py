@@ -164,6 +164,7 @@ def test_a_drained_replica_leaves_its_jobs_to_another_which_finishes_them_with_t
         until(lambda: all(len(scheduler) for scheduler in schedulers(running)))
         had = [video for video in made if running.members.all["replica-0"].hired.replica.has(video)]
         running.do(running.members.drain("replica-0"))
+        assert [member.state for member in running.members.all.values()] == ["ready", "ready"]
         assert had and all(running.members.all["replica-1"].hired.replica.has(video) for video in had)
         assert running.http.get("/health").status_code == 200
         until(lambda: running.members.all["replica-0"].state == "ready")

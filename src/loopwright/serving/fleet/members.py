@@ -46,7 +46,9 @@ Hire = Callable[[str, Order], Hired]
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A replica's place. `left` is set when what a process of it has left is at `heir`, or back with itself."""
+    """A process in a replica's place. Once it has ended, `left` is set when what it had is at `heir`, another or the
+    next in its place, and `replaced` when that next one is ready.
+    """
 
     name: str
     order: Order
@@ -55,6 +57,7 @@ class Member:
     hired: Hired | None = None
     heir: "Member | None" = None
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Members:
@@ -98,12 +101,12 @@ class Members:
         return {name: offer for name, offer in told if offer is not None}
 
     async def drain(self, name: str) -> None:
-        """Take nothing new for a replica, let it finish what is waited for, and replace it."""
+        """Take nothing new for a replica, let it finish what is waited for, and replace it; until that is ready."""
         member = self.all[name]
         if member.state == READY and member.hired is not None:
             member.state = DRAINING
             await member.hired.stop()
-            await member.left.wait()
+            await member.replaced.wait()
 
     async def close(self) -> None:
         """Stop all; what is under way is saved in their folders. Who does not stop in time is ended."""
@@ -160,6 +163,7 @@ class Members:
         if member.heir is None:
             member.heir = fresh
         member.left.set()
+        member.replaced.set()
 
     async def _inherit(self) -> None:
         """Give the folders that no process has to one replica: one alone, lest two take up the same job."""
