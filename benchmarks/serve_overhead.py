@@ -30,6 +30,7 @@ import torch
 from loopwright.api import Model, Result, load
 from loopwright.engine.execute import Call, eager
 from loopwright.engine.instance import Instance
+from loopwright.engine.store import Store
 from loopwright.loop import Tensors
 from loopwright.serving.server import bound, server_of
 from loopwright.serving.service import Service
@@ -141,7 +142,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model = load(MODEL, device="cpu")
+    model = load(MODEL, device="cpu", store=Store())  # that writes no prices to disk, as a request alone would
     if not arguments.whole:
         remembering = Remembering()
         Model.execute = property(lambda self: remembering)  # type: ignore[assignment, method-assign]
