@@ -105,7 +105,7 @@ def verdict(name: str, points: dict[int, float]) -> str:
     if 40 not in points:
         return "not at its end"
     if kind == "grpo-shuffled":
-        return "flat" if max(points.values()) - points[0] < NEAR else "LEARNT FROM NOTHING"
+        return "no gain" if max(points.values()) - points[0] < NEAR else "LEARNT FROM NOTHING"
     if kind == "nft-positive":
         return "collapsed" if points[40] < points[0] else "DID NOT COLLAPSE"
     known = dict(zip(EPOCHS, KINDS[kind][2], strict=True))
