@@ -91,7 +91,7 @@ def stochastic_update(
 
 
 def divergence(mean: torch.Tensor, other: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """KL between two Gaussians of a step's deviation, averaged over the elements as `log_prob` is, [B]; 0 at no noise."""
+    """KL between two Gaussians of a step's deviation, averaged over elements as `log_prob` is, [B]; 0 without noise."""
     std = column(row, 2, mean)
     drawn = std > 0
     each = (mean - other).square() / (2 * torch.where(drawn, std, torch.ones_like(std)).square())
