@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from loopwright.rewards.tracking import PALETTE
+
 FRAMES = 9
 SIZE = 64
 HELD_OUT_SHARE = 0.05
@@ -32,20 +34,7 @@ HOP = 20.0
 MOTIONS: tuple[str, ...] = ("left", "right", "up", "down", "growing", "shrinking", "spinning", "bouncing", "still")
 
 # Tones that Noto's drawings seldom fill an area with, so that a sprite stands out from its background.
-BACKGROUNDS: dict[str, tuple[int, int, int]] = {
-    "black": (14, 14, 18),
-    "white": (250, 250, 250),
-    "gray": (134, 134, 140),
-    "red": (178, 22, 40),
-    "green": (30, 112, 52),
-    "blue": (34, 74, 190),
-    "yellow": (250, 238, 120),
-    "orange": (236, 112, 14),
-    "purple": (104, 34, 140),
-    "pink": (250, 176, 206),
-    "teal": (0, 138, 138),
-    "brown": (92, 56, 28),
-}
+BACKGROUNDS = PALETTE
 
 MOTION_PHRASES: dict[str, tuple[str, ...]] = {
     "left": ("moving left", "moving to the left", "sliding left", "going left"),
