@@ -42,9 +42,12 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1.0,\nfile:///etc/passwd\
 SCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 BODIES = {
     "a field nobody knows": ({"prompt": "a", "guidance": 3}, "unknown parameter: 'guidance'; known: model, prompt"),
+    "a name without end": ({"prompt": "a", "x" * 5000: 3}, f"unknown parameter: '{'x' * 80}'; known: model, prompt"),
+    "a shift to nothing": ({"prompt": "a", "flow_shift": 5e-324}, "no steps come of that flow_shift: 5e-324; nearer to 1"),
+    "what a stream alone has": ({"prompt": "a", "partial_images": 2}, "partial_images come with stream: true alone"),
     "no prompt": ({}, "prompt: Field required"),
     "a number for text": ({"prompt": 3}, "prompt: Input should be a valid string"),
-    "text for a number": ({"prompt": "a", "seed": "3"}, "seed: Input should be a valid integer"),
+    "text for a number": ({"prompt": "a", "seed": "3"}, "seed: Input should be a valid integer, not '3'"),
     "a list of prompts": ({"prompt": ["a"]}, "prompt: Input should be a valid string"),
     "a seed out of range": ({"prompt": "a", "seed": -1}, "seed must be a whole number of at least 0"),
     "an enormous seed": ({"prompt": "a", "seed": 10**30}, "seed: "),
@@ -59,7 +62,7 @@ BODIES = {
     "too many images": ({"prompt": "a", "n": 9}, "n must lie between 1 and 8"),
     "images without end": ({"prompt": "a", "n": 10**18}, "n must lie between 1 and 8"),
     "no images": ({"prompt": "a", "n": 0}, "n must lie between 1 and 8"),
-    "no such mode": ({"prompt": "a", "mode": "fast"}, "mode: Input should be 'exact', 'fixed' or 'throughput'"),
+    "no such mode": ({"prompt": "a", "mode": "fast"}, "'exact', 'fixed' or 'throughput', not 'fast'"),
     "no such kernels": ({"prompt": "a", "attention": "../x"}, "choices"),
     "rows without end": ({"prompt": "a", "mode": "fixed", "rows": 10**6}, "rows is too large here"),
     "a deadline before now": ({"prompt": "a", "deadline": -1}, "deadline: Input should be greater than 0"),

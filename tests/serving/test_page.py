@@ -145,6 +145,13 @@ def test_what_the_server_refuses_stands_at_its_field_and_settings_come_back(page
     assert field.evaluate("input => document.activeElement === input")
 
 
+def test_nothing_is_made_of_an_empty_prompt(page, server):
+    before = len(listed(server))
+    page.click(SUBMIT)
+    page.locator("#field-prompt[aria-invalid=true]:focus").wait_for()
+    assert page.locator("#field-prompt-note").text_content() and len(listed(server)) == before
+
+
 def test_the_whole_way_by_keyboard(page, server):
     before = len(listed(server))
     tab_to(page, "#field-prompt")

@@ -92,3 +92,14 @@ def test_a_schema_names_what_runs_here_and_can_be_made(server):
     assert (attention["default"], kernels["default"]) == ("sdpa", "plain")
     made = taken("num_frames", tuple(range(1, 12)))
     assert made == list(range(frames["minimum"], 12, frames["x-step"]))
+
+
+def test_a_schema_leaves_out_what_means_nothing_to_the_task_or_the_sampler(server):
+    (listed,) = server.http.get("/v1/models").json()["data"]
+    properties = listed["parameters"]["text_to_video"]["properties"]
+    for name, value in (("guidance_scale_2", 3.0), ("noise_level", 0.5), ("noise_start", 0), ("noise_steps", 1)):
+        refused = server.http.post("/v1/videos", json=SMALL | {"prompt": "a", name: value, "dry_run": True})
+        assert refused.status_code == 400 and name not in properties
+    assert "strength" not in properties
+    edited = listed["parameters"].get("video_to_video", {"properties": {"strength": {}}})
+    assert "strength" in edited["properties"]
