@@ -100,11 +100,11 @@ def test_one_keys_videos_are_not_anothers(guarded):
 def test_a_key_has_so_many_requests_under_way_and_another_its_own(guarded):
     running, bob = guarded
     body = SMALL | {"prompt": "a fox", "num_frames": 5, "num_inference_steps": 100}
+    never = running.http.post("/v1/images/generations", json=SMALL | {"prompt": "a fox", "n": 2})
+    assert never.status_code == 400 and "too many at once: 2; at most 1 here" in never.json()["error"]["message"]
     mine = running.http.post("/v1/videos", json=body).json()
     refused = running.http.post("/v1/videos", json=body)
     assert refused.status_code == 429 and "for this key: 1 of 1" in refused.json()["error"]["message"]
-    never = running.http.post("/v1/images/generations", json=SMALL | {"prompt": "a fox", "n": 2})
-    assert never.status_code == 400 and "too many at once: 2; at most 1 here" in never.json()["error"]["message"]
     his = running.http.post("/v1/videos", json=body, headers=bob).json()
     running.http.delete(f"/v1/videos/{mine['id']}")
     running.http.delete(f"/v1/videos/{his['id']}", headers=bob)

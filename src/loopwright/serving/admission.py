@@ -44,11 +44,13 @@ class Admission:
             del self._held[owner]
 
     def require(self, owner: str, count: int) -> None:
-        """Raise Refusal unless there are so many places now."""
+        """Raise Refusal unless there are so many places now; another one where there never are."""
         for what, held, most in (
             ("the queue is full", len(self), self._limits.queue),
             ("too many requests under way for this key", self._held[owner], self._limits.concurrent),
         ):
+            if count > most:
+                raise Refusal(f"too many at once: {count}; at most {most} here", code="too_large", param="n")
             if held + count > most:
                 wait = self._soonest()
                 raise Refusal(

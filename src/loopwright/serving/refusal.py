@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ..errors import BackendError, CapacityError, LoopwrightError, MediaError, ModelError, StaleError, StateError
 from ..request import Request
@@ -73,12 +74,24 @@ def shape(message: str, status: int, code: str, param: str | None = None) -> dic
 
 def invalid(error: ValidationError, known: Sequence[str]) -> Refusal:
     """The first thing that is wrong with a body."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
+    first = error.errors(include_url=False)[0]
+    param = ".".join(str(part) for part in first["loc"])[:80] or None
     if first["type"] == "extra_forbidden":
-        message = f"unknown parameter: {param!r}; known: {', '.join(known)}"
-        return Refusal(message[:4000], code="unknown_parameter", param=param)
-    return Refusal(f"{param or 'the body'}: {first['msg']}", param=param)
+        return Refusal(
+            f"unknown parameter: {param!r}; known: {', '.join(known)}", code="unknown_parameter", param=param
+        )
+    if first["type"] == "value_error":  # of a model's own check, which says what it is about
+        return Refusal(str(first["ctx"]["error"]), param=param)
+    return Refusal(f"{param or 'the body'}: {first['msg']}{_given(first)}", param=param)
+
+
+def _given(detail: ErrorDetails) -> str:
+    """The value that is wrong, where it is one that can be told."""
+    value = detail["input"]
+    if detail["type"] in ("missing", "json_invalid") or not isinstance(value, (str, int, float)):
+        return ""
+    told = repr(value[:80] if isinstance(value, str) else value)
+    return f", not {told[:100]}"
 
 
 def _param(message: str) -> str | None:
