@@ -43,7 +43,7 @@ SCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 BODIES = {
     "a field nobody knows": ({"prompt": "a", "guidance": 3}, "unknown parameter: 'guidance'; known: model, prompt"),
     "a name without end": ({"prompt": "a", "x" * 5000: 3}, f"unknown parameter: '{'x' * 80}'; known: model, prompt"),
-    "a shift to nothing": ({"prompt": "a", "flow_shift": 5e-324}, "no steps come of that flow_shift: 5e-324; nearer to 1"),
+    "a shift to nothing": ({"prompt": "a", "flow_shift": 5e-324}, "no steps come of that flow_shift: 5e-324"),
     "what a stream alone has": ({"prompt": "a", "partial_images": 2}, "partial_images come with stream: true alone"),
     "no prompt": ({}, "prompt: Field required"),
     "a number for text": ({"prompt": 3}, "prompt: Input should be a valid string"),

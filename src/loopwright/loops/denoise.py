@@ -188,9 +188,12 @@ class Denoise:
         )
 
     def _schedule(self, request: Request, from_source: bool) -> tuple[Schedule, int]:
-        schedule = SOLVERS[self.solver].schedule(
-            request.num_inference_steps, shift=request.flow_shift, train_steps=whole(self.settings, "train_steps")
-        )
+        with np.errstate(all="ignore"):
+            schedule = SOLVERS[self.solver].schedule(
+                request.num_inference_steps, shift=request.flow_shift, train_steps=whole(self.settings, "train_steps")
+            )
+        if not np.isfinite(schedule.sigmas).all():
+            raise RequestError("no steps come of that flow_shift", value=request.flow_shift, remedy="nearer to 1")
         return schedule, first_step(schedule, request.strength) if from_source else 0
 
     def _coefficients(self, request: Request, schedule: Schedule, order: int, start: int) -> NDArray[np.float64]:
@@ -204,7 +207,7 @@ class Denoise:
             raise RequestError(
                 f"the {self.solver} solver has no steps for flow_shift {request.flow_shift} and that many steps",
                 value=request.num_inference_steps,
-                remedy="give a smaller flow_shift or fewer num_inference_steps",
+                remedy="a flow_shift nearer to 1, or fewer num_inference_steps",
             ) from error
 
     def _shape(self, request: Request) -> tuple[int, int, int, int, int]:
