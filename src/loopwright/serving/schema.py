@@ -4,7 +4,7 @@ parameters(model, limits)["text_to_video"]["properties"]["height"]   # {"type": 
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,7 @@ from ..backends.device import probe
 from ..backends.registry import ATTENTIONS, SETS, require
 from ..card import Card, Value, experts, whole
 from ..errors import BackendError
+from ..loops.denoise import SOLVERS
 from ..program import MAX_SEED
 from ..request import ATTENTION, KERNELS, MODES, Request
 from .models import adapters
@@ -20,6 +21,7 @@ from .settings import Limits
 
 _NAMES = {str: "string", int: "integer", float: "number", type(None): "null"}
 _APART = ("model", "task", "image", "video", "output")
+_NOISE = ("noise_level", "noise_start", "noise_steps")
 
 
 def described(model: Model, state: str, limits: Limits) -> dict[str, object]:
@@ -44,14 +46,29 @@ def described(model: Model, state: str, limits: Limits) -> dict[str, object]:
 
 
 def parameters(model: Model, limits: Limits) -> dict[str, object]:
-    """A schema a task. `x-step` is the distance of values that can be made, from `minimum` on."""
-    bounds = _bounds(model.card, limits) | _kernels(model)
-    return {task: _schema(model.card.defaults[task], bounds) for task in model.card.programs}
+    """A schema a task, of what means something to it. `x-step` is the distance of values that can be made, from
+    `minimum` on.
+    """
+    card, bounds = model.card, _bounds(model.card, limits) | _kernels(model)
+    return {task: _schema(_names(card, task), card.defaults[task], bounds) for task in card.programs}
 
 
-def _schema(defaults: Mapping[str, Value], bounds: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+def _names(card: Card, task: str) -> list[str]:
+    """Without those of a second expert, of a source or of drawn noise where there is none."""
+    without = {*_APART}
+    if card.settings.get("boundary") is None:
+        without.add("guidance_scale_2")
+    if "video" not in card.programs[task].inputs:
+        without.add("strength")
+    if not SOLVERS[sampler_of(card)].stepper:
+        without.update(_NOISE)
+    return [field.name for field in fields(Request) if field.name not in without]
+
+
+def _schema(
+    names: Sequence[str], defaults: Mapping[str, Value], bounds: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
     hints = get_type_hints(Request)
-    names = [field.name for field in fields(Request) if field.name not in _APART]
     properties = {name: _property(name, hints[name], defaults, bounds.get(name, {})) for name in names}
     return {"type": "object", "properties": properties, "required": ["prompt"], "additionalProperties": False}
 

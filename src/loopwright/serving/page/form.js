@@ -46,6 +46,7 @@ export class Form {
     this.modelRow = row("Model", this.model);
     this.modelRow.hidden = this.models.length < 2;
     this.prompt.input.rows = 3;
+    this.prompt.input.required = true;
     this.prompt.input.placeholder = "a fox moving left on a blue background";
     const choices = element("div", { className: "fields" }, this.modelRow, this.kindRow, this.taskRow, fileRow);
     this.root.querySelector("#basics").append(this.prompt.element, choices);
