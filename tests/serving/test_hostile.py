@@ -190,7 +190,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
 
 def test_pages_of_other_sites_are_refused(server):
     refused(server.http.get("/v1/models", headers={"Host": "evil.example"}), 403, "no such host here")
-    for origin in ("https://evil.example", "null"):
+    for origin in ("https://evil.example", "null", "http://[::1", ""):
         refused(server.http.post("/v1/videos", json={}, headers={"Origin": origin}), 403, "may not use this server")
     same = {"Origin": server.url}
     answer = server.http.get("/v1/models", headers=same)

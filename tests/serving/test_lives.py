@@ -249,3 +249,11 @@ def test_a_connection_without_events_is_kept_open():
     asyncio.run(run())
     assert sent[1] == b'event: one\ndata: {"n": 1}\n\n' and sent[2] == b": waiting\n\n"
     assert sent[-2:] == [b'event: two\ndata: {"n": 2}\n\n', b""]
+
+
+def test_a_file_that_is_removed_as_it_is_asked_for_is_not_there(server):
+    made = server.post("/v1/images/generations", prompt="a fox", **SMALL, response_format="url")["data"][0]["url"]
+    (file,) = server.service.records.files.glob("image_*")
+    file.unlink()
+    answer = server.http.get(made)
+    assert answer.status_code == 404 and "the file is removed" in answer.json()["error"]["message"]

@@ -103,7 +103,7 @@ class Gate:
             return
         if self._settings.local and _hostname(f"//{host}") not in (*_HERE, self._settings.host):
             raise Refusal(f"no such host here: {host[:80]!r}", status=403, code="foreign_host")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             raise Refusal(f"pages of {origin[:80]!r} may not use this server", status=403, code="foreign_origin")
 
     def _owner(self, scope: Scope, headers: Headers) -> str:

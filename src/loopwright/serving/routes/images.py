@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from ...card import Card
 from ...program import task_of
@@ -18,6 +18,7 @@ from ..repeats import Keyed
 from ..service import Service
 from ..sse import EventStream, unless_gone
 from .asking import dry, fingerprint, key_of, owner_of, require_room
+from .kept import kept
 
 FILE = "image"
 
@@ -51,7 +52,7 @@ def router(service: Service) -> APIRouter:
         record = await asyncio.to_thread(service.records.get, owner_of(request), image_id)
         if record is None or record.kind != "image":
             raise Refusal(f"no such image: {image_id[:80]!r}", status=404, code="not_found", param="image_id")
-        return FileResponse(service.records.file(record))
+        return await kept(service, record)
 
     async def answer(
         request: Request, asked: Asked, body: ImageBody, name: str, upload: bytes | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from .. import intake
 from ..bodies import VideoBody
@@ -17,6 +17,7 @@ from ..sse import EventStream, Sent
 from ..tasks import until
 from ..videos import answer
 from .asking import dry, fingerprint, key_of, owner_of, require_room, resolve, task_for
+from .kept import kept
 
 FILE = "input_reference"
 
@@ -83,7 +84,7 @@ def router(service: Service) -> APIRouter:
         record = await asked_for(request, video_id)
         if record.status != COMPLETED:
             raise Refusal(f"the video is {record.status}; it has no content", status=409, code="not_completed")
-        return FileResponse(service.records.file(record), filename=f"{record.id}{record.suffix}")
+        return await kept(service, record, f"{record.id}{record.suffix}")
 
     @routes.get("/v1/videos/{video_id}/events")
     async def events(request: Request, video_id: str) -> Response:
