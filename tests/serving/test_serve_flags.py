@@ -1,6 +1,7 @@
 """What `serve` is told of its models, as its clients see it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import tiny
 from loopwright.cli import flags as flags_of
 from loopwright.cli import main, parser, serve
 from loopwright.serving.app import create_app
+from loopwright.serving.refusal import Refusal
+from loopwright.serving.settings import Limits
 from lora_files import written
 
 SMALL = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 2, "seed": 3, "num_frames": 5}
@@ -103,3 +106,10 @@ def test_a_schema_leaves_out_what_means_nothing_to_the_task_or_the_sampler(serve
     assert "strength" not in properties
     edited = listed["parameters"].get("video_to_video", {"properties": {"strength": {}}})
     assert "strength" in edited["properties"]
+
+
+def test_numbers_without_end_are_refused_before_they_make_infinity(model):
+    request = model("t2v").request("a fox", height=32, width=32, num_frames=1)
+    for name in ("guidance_scale", "guidance_scale_2", "flow_shift", "noise_level"):
+        with pytest.raises(Refusal, match=f"{name} is too large here: 1e[+]30; at most 1000.0"):
+            Limits().check(replace(request, **{name: 1e30}))

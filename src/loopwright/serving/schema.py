@@ -116,6 +116,7 @@ def _bounds(card: Card, limits: Limits) -> dict[str, dict[str, object]]:
         "guidance_scale": dict(scale),
         "guidance_scale_2": dict(scale),
         "flow_shift": {"exclusiveMinimum": 0, "maximum": limits.scale},
+        "noise_level": dict(scale),
         "strength": {"exclusiveMinimum": 0, "maximum": 1},
         "max_sequence_length": {"minimum": 1, "maximum": limits.sequence},
         "fps": {"minimum": 1, "maximum": limits.fps},

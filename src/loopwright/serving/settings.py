@@ -53,6 +53,7 @@ class Limits:
             ("guidance_scale", request.guidance_scale, self.scale),
             ("guidance_scale_2", request.guidance_scale_2 or 0.0, self.scale),
             ("flow_shift", request.flow_shift or 0.0, self.scale),
+            ("noise_level", request.noise_level or 0.0, self.scale),
         ):
             if value > most:
                 what = {"prompt": " characters", "negative_prompt": " characters", "size": " pixels in all frames"}
