@@ -385,7 +385,9 @@ def test_a_request_of_another_model_is_refused(ask) -> None:
 
 def test_a_shift_no_solver_can_follow_is_a_request_error(ask) -> None:
     model, request = ask("t2v", "unipc", flow_shift=1e6, num_inference_steps=4)
-    with pytest.raises(RequestError, match=r"unipc solver has no steps for flow_shift 1000000.0.*: 4; a flow_shift nearer to 1"):
+    with pytest.raises(
+        RequestError, match=r"unipc solver has no steps for flow_shift 1000000.0.*: 4; give a flow_shift nearer to 1"
+    ):
         model.run(request)
 
 

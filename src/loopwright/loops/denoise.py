@@ -207,7 +207,7 @@ class Denoise:
             raise RequestError(
                 f"the {self.solver} solver has no steps for flow_shift {request.flow_shift} and that many steps",
                 value=request.num_inference_steps,
-                remedy="a flow_shift nearer to 1, or fewer num_inference_steps",
+                remedy="give a flow_shift nearer to 1, or fewer num_inference_steps",
             ) from error
 
     def _shape(self, request: Request) -> tuple[int, int, int, int, int]:
