@@ -44,9 +44,13 @@ def test_an_image_is_a_request_with_stages_and_their_steps(server, exported):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "here"}
     answer = server.http.post("/v1/images/generations", json=SMALL | {"prompt": "a secret"}, headers=headers)
     assert answer.status_code == 200
-    soon(lambda: [span for span in exported.get_finished_spans() if span.name.startswith("POST")])
-    spans = {name: [span for span in spans_of(exported, TRACE) if span.name == name] for name in
-             ("POST /v1/images/generations", "generate", "denoise", "step")}  # fmt: skip
+    wanted = ("POST /v1/images/generations", "generate", "denoise", "step")
+
+    def named() -> dict[str, list]:
+        return {name: [span for span in spans_of(exported, TRACE) if span.name == name] for name in wanted}
+
+    soon(lambda: [named()] if all(named().values()) else [])
+    spans = named()
     (asked,), (job,), (denoise,) = spans["POST /v1/images/generations"], spans["generate"], spans["denoise"]
     assert f"{asked.parent.span_id:016x}" == PARENT and asked.kind is trace.SpanKind.SERVER
     assert asked.attributes["http.response.status_code"] == 200
@@ -65,9 +69,13 @@ def test_a_video_goes_on_with_the_trace_of_who_asked_for_it(server, exported):
     body = SMALL | {"prompt": "a fox", "num_frames": 5}
     video = server.http.post("/v1/videos", json=body, headers=headers).json()
     server.openai.videos.poll(video["id"], poll_interval_ms=20)
-    soon(lambda: [span for span in exported.get_finished_spans() if span.name == "generate"])
-    names = {span.name for span in spans_of(exported, TRACE)}
-    assert {"POST /v1/videos", "generate", "text", "denoise", "decode", "step"} <= names
+    wanted = {"POST /v1/videos", "generate", "text", "denoise", "decode", "step"}
+
+    def names() -> set[str]:
+        return {span.name for span in spans_of(exported, TRACE)}
+
+    soon(lambda: [names()] if wanted <= names() else [])
+    assert wanted <= names()
 
 
 def test_what_fails_and_what_is_refused_is_told_by_its_span(server, exported):
