@@ -28,7 +28,7 @@ NAME, HELP = "train", "post-train a model"
 FLAGS = (
     Flag("set", "a setting of the run to replace; may be given again", metavar="NAME=VALUE", many=True),
     Flag("output", "the run's folder, instead of the file's", metavar="DIR"),
-    Flag("processes", "so many on this machine, each with a shard of the weights", int, metavar="N"),
+    Flag("processes", "so many on this machine, which share the work", int, metavar="N"),
     Flag("dry_run", "check everything and print the run with all its settings", bool),
     *TRAINING,
     Flag("quiet", "no progress", bool, group="output"),
