@@ -7,6 +7,7 @@ from dataclasses import replace
 from runpy import run_path
 
 from loopwright.training.drawn import Drawn
+from loopwright.training.methods.autoencoder import Settings as Autoencoder
 from loopwright.training.run import Optimiser, Schedule
 
 run = replace(
@@ -14,7 +15,9 @@ run = replace(
     model="state/clips_start",
     output="state/clips",
     drawn=Drawn("feeds.py", "clips", {"sprites": "sprites.npz"}),
-    steps=3600,
+    # what is wanted is square error, and clips that reconstruct badly count most
+    autoencoder=Autoencoder(focus_weight=6.0, absolute_weight=0.1, gradient_weight=0.1),
+    steps=4600,
     batch_size=96,
     optimiser=Optimiser(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0),
     schedule=Schedule("cosine", warmup=100, final=0.01),

@@ -12,7 +12,7 @@ composed for training; they are what `evaluate.py` asks for.
 import hashlib
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,7 @@ GRID = 8  # Pixels; the side of one latent.
 SMALL, LARGE = 26.0, 34.0  # Sides of a sprite that keeps its size.
 WORD = SIZE * GRID / lettering.WIDTH  # The side of a word's picture when a letter is as wide as a cell.
 HOP = 20.0
+TURN = 30  # degrees a frame
 
 MOTIONS: tuple[str, ...] = ("left", "right", "up", "down", "growing", "shrinking", "spinning", "bouncing", "still")
 
@@ -96,11 +97,15 @@ class Objects:
 
 @dataclass(frozen=True)
 class Scenes:
-    """What clips show: rows on dim 0, `pictures` as `Objects.images`, the others indices or flags."""
+    """What clips show: rows on dim 0, `pictures` as `Objects.images`, the others indices or flags.
+
+    `odd` are words of an odd number of letters.
+    """
 
     pictures: torch.Tensor
     inked: torch.Tensor
     wide: torch.Tensor
+    odd: torch.Tensor
     motions: torch.Tensor
     backgrounds: torch.Tensor
 
@@ -111,12 +116,13 @@ class Scenes:
 def scenes(objects: Objects, triples: torch.Tensor, words: torch.Tensor | None = None) -> Scenes:
     """Of triples (object, motion, background) [N, 3]; where the object is below 0, of the word in `words` [N, 5]."""
     which, motions, backgrounds = triples.unbind(dim=1)
-    wide = which < 0
+    wide, odd = which < 0, torch.zeros_like(which, dtype=torch.bool)
     pictures, inked = objects.images[which.clamp(min=0)], objects.inked[which.clamp(min=0)] | wide
     if words is not None:
         spelled = F.pad(lettering.spelled(objects.glyphs, words), (0, 0, 0, 0, 3, 0))
         pictures = torch.where(wide[:, None, None, None], spelled, pictures)
-    return Scenes(pictures, inked, wide, motions, backgrounds)
+        odd = wide & ((words != lettering.NOTHING).sum(dim=1) % 2 == 1)
+    return Scenes(pictures, inked, wide, odd, motions, backgrounds)
 
 
 def sprite_names(path: Path | str) -> list[str]:
@@ -278,7 +284,7 @@ def sample_tracks(motions: torch.Tensor, wide: torch.Tensor, generator: torch.Ge
     y = torch.where(chosen("down"), forward, torch.where(chosen("up"), backward, y))
     hop = HOP * (2 * math.pi * time).sin().abs()
     y = torch.where(chosen("bouncing"), centre(constant(40), constant(48)) - hop, y)
-    turn = math.radians(45) * (FRAMES - 1) * time
+    turn = math.radians(TURN) * (FRAMES - 1) * time
     angle = torch.where(chosen("spinning"), turn, torch.zeros_like(x))
     return Track(x, y, size, angle)
 
@@ -315,7 +321,7 @@ def draw(
 
 def compose_clips(what: Scenes, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Clips: video in [-1, 1], (batch, 3, FRAMES, SIZE, SIZE), and the object's coverage (batch, 1, ...)."""
-    track = sample_tracks(what.motions, what.wide, generator)
+    track = _placed(what, generator)
     at = [part.flatten() for part in (track.x, track.y, track.size, track.angle)]
     picture, alpha = draw(*(part.repeat_interleave(FRAMES, dim=0) for part in _painted(what)), *at)
     picture, alpha = (part.unflatten(0, (len(what), FRAMES)).transpose(1, 2) for part in (picture, alpha))
@@ -324,11 +330,19 @@ def compose_clips(what: Scenes, generator: torch.Generator | None = None) -> tup
 
 def compose_frames(what: Scenes, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """One random frame of each clip, shaped as one-frame videos."""
-    track = sample_tracks(what.motions, what.wide, generator)
+    track = _placed(what, generator)
     pick = torch.randint(FRAMES, (len(what), 1), device=what.motions.device, generator=generator)
     at = [part.gather(1, pick).squeeze(1) for part in (track.x, track.y, track.size, track.angle)]
     picture, alpha = draw(*_painted(what), *at)
     return (picture * 2 - 1).unsqueeze(2), alpha.unsqueeze(2)
+
+
+def _placed(what: Scenes, generator: torch.Generator | None) -> Track:
+    """Where things are. A word begins at a multiple of GRID, so that no letter lies in two cells: its middle does not
+    if its letters are of an odd number, and goes half a letter aside, where there is more room."""
+    track = sample_tracks(what.motions, what.wide, generator)
+    aside = torch.where(track.x[:, :1] <= SIZE / 2, GRID / 2, -GRID / 2) * what.odd.unsqueeze(1)
+    return replace(track, x=track.x + aside)
 
 
 def _painted(what: Scenes) -> tuple[torch.Tensor, torch.Tensor]:

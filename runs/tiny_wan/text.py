@@ -24,7 +24,8 @@ from torch import nn
 from transformers import UMT5EncoderModel
 
 FILE = Path(__file__).parent / "text_encoder.safetensors"
-SHARES = {"sprite": 0.4, "word": 0.5}  # of captions; the others name digits
+SHARES = {"sprite": 0.3, "word": 0.45}  # of captions; the others name digits
+SLOT = 12  # dimensions that a letter has in the code of a whole word
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Target:
     """What the encoder shall write of captions without sprites: [L, WRITTEN] for each."""
 
     def __init__(self) -> None:
-        self._word, self._digits = sign(100), {digit: sign(int(digit)) for digit in DIGITS}
+        self._digits = {digit: sign(int(digit)) for digit in DIGITS}
+        self._mark, self.letters = sign(100)[LONGEST * SLOT :], letter_codes()
         self._motion = F.pad(torch.eye(len(MOTIONS)), (0, 1, 0, 1)) * 2
         self._motion[-1, -1] = 2.0
         self._background = F.pad(background_table() * 3 - 1.5, (0, 1, 0, 1))
@@ -76,10 +78,25 @@ class Target:
         cell, place = torch.zeros(length, WRITTEN_PARTS["cell"]), torch.zeros(length, WRITTEN_PARTS["place"])
         if said.kind == "word":
             spell(said, cell, place)
-        whole = self._word if said.kind == "word" else self._digits[said.what]
+        whole = self._spelled(said.what) if said.kind == "word" else self._digits[said.what]
         same = [whole, self._motion[said.motion], self._background[said.background]]
         first, motion, background = (part.expand(length, -1) for part in same)
         return torch.cat([first, cell, place, motion, background], dim=-1)
+
+    def _spelled(self, word: str) -> torch.Tensor:
+        """Its letters one after the other, nothing where it has none, and that it is a word."""
+        rows = [self.letters[ALPHABET.index(letter)] for letter in word]
+        return torch.cat([*rows, torch.zeros((LONGEST - len(word)) * SLOT), self._mark])
+
+
+def letter_codes() -> torch.Tensor:
+    """A code of ones and minus ones for each letter, any two of which differ in at least three places: [26, SLOT]."""
+    generator, found = torch.Generator().manual_seed(26), torch.zeros(0, SLOT)
+    while len(found) < len(ALPHABET):
+        code = torch.randint(0, 2, (1, SLOT), generator=generator) * 2.0 - 1
+        if ((found != code).sum(dim=1) >= 3).all():
+            found = torch.cat([found, code])
+    return found
 
 
 def spell(said: Said, cell: torch.Tensor, place: torch.Tensor) -> None:
@@ -116,7 +133,8 @@ def loss_of(encoder: UMT5EncoderModel, teacher: UMT5EncoderModel, target: Target
 
 @torch.no_grad()
 def quality(encoder: UMT5EncoderModel, teacher: UMT5EncoderModel, names: list[str]) -> dict[str, float]:
-    """On held-out words and on all sprites: letters and places that are right, sprites still told apart."""
+    """On held-out words, digits and all sprites: letters and places that are right, what is said at every byte, sprites
+    still told apart."""
     rng = random.Random(0)
     _, unseen = split()
     rows = [said("word", word, rng.randrange(len(MOTIONS)), rng.randrange(len(BACKGROUNDS)), rng) for word in unseen]
@@ -133,16 +151,29 @@ def quality(encoder: UMT5EncoderModel, teacher: UMT5EncoderModel, names: list[st
         put = [a == b for a, b in zip(places[index, span].tolist(), range(len(wanted)), strict=True)]
         right[0], right[1], total = right[0] + sum(read), right[1] + sum(put), total + len(wanted)
         whole_words += all(read) and all(put)
+    slots = hidden[..., : LONGEST * SLOT].unflatten(-1, (LONGEST, SLOT))
+    read = (slots.unsqueeze(3) * letter_codes()).sum(dim=-1).argmax(dim=-1)  # [words, bytes, LONGEST]
+    told = [[ALPHABET.index(letter) for letter in row.what] for row in rows]
+    everywhere = [
+        (read[i, : len(row.text), : len(told[i])] == torch.tensor(told[i])).float().mean() for i, row in enumerate(rows)
+    ]
     texts = trimmed([caption(name, MOTIONS[0], "red") for name in names])
     before, after = (encode_text(model, texts)[..., :WRITTEN] for model in (teacher, encoder))
     codes = [
         (hidden[..., :first] * (texts != 0)[..., None]).sum(1) / (texts != 0).sum(1, True) for hidden in (before, after)
     ]
+    counted = [said("digit", digit, motion, 0, rng) for digit in DIGITS for motion in range(len(MOTIONS))]
+    hidden = encode_text(encoder, trimmed([row.text for row in counted]))
+    signs = torch.stack([sign(int(digit)) for digit in DIGITS])
+    digits = (hidden[..., :first] @ signs.T).argmax(dim=-1)  # [captions, bytes]
+    named = [(digits[i, : len(row.text)] == DIGITS.index(row.what)).float().mean() for i, row in enumerate(counted)]
     kept = (torch.cdist(codes[1], codes[0]).argmin(dim=1) == torch.arange(len(names))).float().mean()
     return {
         "letters": right[0] / total,
         "places": right[1] / total,
         "words": whole_words / len(rows),
+        "letters_everywhere": float(torch.stack(everywhere).mean()),
+        "digits": float(torch.stack(named).mean()),
         "sprites": float(kept),
         "drift": float((after - before)[texts != 0].square().mean() / before[texts != 0].var()),
     }

@@ -33,11 +33,12 @@ class Settings:
     """What reconstruction is judged by."""
 
     focus_weight: float = 4.0
+    absolute_weight: float = 0.5
     gradient_weight: float = 0.5
     kl_weight: float = 5e-5
 
     def __post_init__(self) -> None:
-        for name in ("focus_weight", "gradient_weight", "kl_weight"):
+        for name in ("focus_weight", "absolute_weight", "gradient_weight", "kl_weight"):
             if getattr(self, name) < 0:
                 raise RequestError(f"autoencoder.{name} must be at least 0", value=getattr(self, name))
 
@@ -94,7 +95,7 @@ class Autoencoder:
         return 1 + (self._settings.focus_weight - 1) * F.max_pool3d(focus, (1, 3, 3), 1, (0, 1, 1))
 
     def _weighed(self, error: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        pixels = weight * (error.abs() / 2 + 4 * error.square())
+        pixels = weight * (self._settings.absolute_weight * error.abs() + 4 * error.square())
         across = weight[..., 1:] * error.diff(dim=-1).abs()
         along = weight[..., 1:, :] * error.diff(dim=-2).abs()
         each = (part.flatten(1).mean(1) for part in (pixels, across, along))
