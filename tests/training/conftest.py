@@ -85,6 +85,10 @@ def rewards_file(tmp_path_factory) -> Path:
         "    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))\n"
         "    return [scores[place] for place in order.tolist()]\n"
         "def same(samples): return [0.5] * len(samples)\n"
+        "def broken(samples): return [float('nan') if int(s.frames.sum()) % 5 == 0 else 0.5 for s in samples]\n"
+        "def only_light(samples): return [b if s.prompt == 'light' else None for s, b in"
+        " zip(samples, bright(samples))]\n"
+        "def nothing(samples): return [None] * len(samples)\n"
     )
     return path
 

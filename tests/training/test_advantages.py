@@ -34,4 +34,5 @@ def test_what_was_not_scored_counts_for_nobody():
 def test_a_group_without_spread_is_flat_and_no_advantage_is_infinite(row):
     found = grouped(torch.tensor([row, [1.0, 2.0, 3.0]], dtype=torch.float64))
     assert found.flat.tolist() == [True, False]
+    assert found.lost.tolist() == [sum(score == score for score in row) < 2, False]
     assert not found.values.isinf().any() and found.values[0].nan_to_num().abs().max() < 1e-6

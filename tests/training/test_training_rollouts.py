@@ -9,6 +9,7 @@ from loopwright import rewards
 from loopwright.catalog import velocity
 from loopwright.distributed.group import Group
 from loopwright.distributed.shard import trained
+from loopwright.errors import StateError
 from loopwright.training import networks
 from loopwright.training.live import Live
 from loopwright.training.methods import METHODS, Material
@@ -21,7 +22,7 @@ class Parts:
     """A run's parts up to its feed."""
 
     def __init__(self, run, group: Group):
-        self.plan = make(run)
+        self.plan, self.said = make(run), []
         self.run = self.plan.run
         self.networks = networks.load(self.plan.card, self.plan.roles, self.run, group)
         self.live = Live(self.plan, group, self.networks)
@@ -29,7 +30,8 @@ class Parts:
         card, roles, asked = self.plan.card, self.plan.roles, self.plan.asked
         material = Material(card, forward, roles, torch.float32, "sdpa", None, given, asked)
         self.method = METHODS[self.run.method](self.run, material)
-        self.rollouts = Rollouts(self.plan, group, self.live, self.method, rewards.parse(self.run.rewards))
+        score = rewards.parse(self.run.rewards)
+        self.rollouts = Rollouts(self.plan, group, self.live, self.method, score, say=self.said.append)
         self.feed = RolloutFeed(self.rollouts, self.method, self.run, group)
 
     def step(self):
@@ -87,6 +89,36 @@ def test_what_could_not_be_scored_is_dropped_and_counted(parts, rollout_of):
     lost = drawn.metrics["not_scored"]
     assert 0 < lost < 24 and len(drawn.samples) == 24 - lost
     assert all(abs(scored.advantage) < 3 for scored in drawn.samples)
+
+
+def test_missing_scores_are_told_by_reward_and_by_reason(parts, rollout_of, rewards_file):
+    both = {f"{rewards_file}:{name}": 1.0 for name in ("bright", "broken")}
+    ours = parts(rollout_of(rewards=both, batch_size=12, rollout={"groups": 4, "group_size": 6}))
+    found = ours.rollouts.epoch(0).metrics
+    fine, broken = both
+    assert found[f"not_scored/{fine}"] == 0 and found[f"reward/{fine}"] > 0
+    assert 0 < found[f"not_scored/{broken}"] == found["not_scored"] < 24
+    count = int(found["not_scored"])
+    assert ours.said == [
+        f"epoch 0: {count} of 24 samples were not scored; {broken}: not a finite number ({count})"
+    ]  # fmt: skip
+    ours.rollouts.epoch(0)
+    assert ours.said[1] == ours.said[0], "reasons of an epoch, not of all so far"
+
+
+def test_a_group_of_which_nothing_was_scored_is_lost_and_no_other_is_touched(parts, rollout_of):
+    run = rollout_of(reward="only_light")
+    drawn = parts(run).rollouts.epoch(0)
+    assert drawn.metrics["groups_lost"] == 1 and drawn.metrics["not_scored"] == 4
+    assert drawn.metrics["zero_std_ratio"] == 0, "of the groups that are left"
+    assert [scored.sample.request.prompt for scored in drawn.samples] == ["light"] * 4
+    assert sum(scored.advantage for scored in drawn.samples) == pytest.approx(0)
+
+
+def test_an_epoch_of_which_nothing_was_scored_ends_the_run(parts, rollout_of):
+    ours = parts(rollout_of(reward="nothing"))
+    with pytest.raises(StateError, match="not one sample of epoch 0 was scored"):
+        ours.rollouts.epoch(0)
 
 
 def test_groups_without_spread_are_left_out_and_their_share_is_told(parts, rollout_of):

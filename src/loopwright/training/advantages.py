@@ -3,6 +3,7 @@
     found = grouped(torch.tensor([[0.1, 0.5, nan], [1.0, 1.0, 1.0]]))       # a group a row, NaN: not scored
     found.values            # [[-1, 1, nan], [0, 0, 0]]
     found.flat              # [False, True]: nothing can be learnt from a group that is all the same
+    found.lost              # [False, False]: of no group too little was scored to compare anything
 
 Deviations are of the group alone, in float64. Source: GRPO, Shao et al. 2024 (arXiv 2402.03300).
 """
@@ -17,10 +18,12 @@ _FLAT = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """`values` float64 [G, N], NaN where there is no score; `flat` bool [G]: groups without any spread."""
+    """`values` float64 [G, N], NaN where there is no score; bool [G] `flat`, groups without any spread, and `lost`,
+    those of them of which one sample or none was scored."""
 
     values: torch.Tensor
     flat: torch.Tensor
+    lost: torch.Tensor
 
 
 def grouped(scores: torch.Tensor) -> Advantages:
@@ -32,4 +35,4 @@ def grouped(scores: torch.Tensor) -> Advantages:
     apart = torch.where(there, scores - mean, 0.0)
     std = (apart.square().sum(1, keepdim=True) / count).sqrt()
     values = torch.where(there, apart / (std + _LITTLE), torch.nan)
-    return Advantages(values, std[:, 0] <= _FLAT)
+    return Advantages(values, std[:, 0] <= _FLAT, there.sum(1) < 2)

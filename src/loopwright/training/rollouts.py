@@ -1,6 +1,6 @@
 """An epoch's samples: requests of the engine over the networks in training, scored, their advantages known.
 
-    rollouts = Rollouts(plan, group, live, policy, score)
+    rollouts = Rollouts(plan, group, live, policy, score, say=say)
     found = rollouts.epoch(3)
     found.samples               # this process's, in groups of one prompt, each with its advantage
     found.metrics               # rewards, groups without spread, samples not scored, seconds
@@ -8,10 +8,11 @@
 
 All that is random is a function of the run's seed, the epoch, the group and the place in it. Samples go to be scored
 as soon as their wave is done, while the next is sampled. Groups are shared out to processes whole. A sample that could
-not be scored is dropped and counted; a group without spread is learnt nothing from.
+not be scored is dropped and counted, by reward and by reason; a group without spread is learnt nothing from.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,17 +24,19 @@ import torch
 from ..api import Model, Result
 from ..api.trajectory import Move
 from ..distributed.group import Group
+from ..errors import StateError
 from ..request import Request
 from ..rewards import Composite
 from ..rewards import Sample as Shown
-from .advantages import grouped
+from .advantages import Advantages, grouped
 from .live import Live
 from .methods.policy import Policy, Sample
 from .noise import generator
-from .plan import Plan
+from .plan import Plan, Say
 from .prompts import Prompt, taken
 
 CALLS = 4  # that a wave of samples fills, before they are scored
+REASONS = 5  # for missing scores that are told, the commonest
 Metrics = dict[str, float]
 T = TypeVar("T")
 Parts = Mapping[str, Sequence[float | None]]
@@ -67,18 +70,18 @@ class Asked:
 
 
 class Rollouts:
-    """The rollouts of a run in one process of its group."""
+    """The rollouts of a run in one process of its group. Which samples were not scored, and why, is said."""
 
-    def __init__(self, plan: Plan, group: Group, live: Live, policy: Policy, score: Composite) -> None:
+    def __init__(self, plan: Plan, group: Group, live: Live, policy: Policy, score: Composite, *, say: Say) -> None:
         assert plan.run.rollout is not None and plan.asked is not None
         self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
         self._prompts, self._judged = plan.prompts, plan.judged
-        self._group, self._live, self._policy, self._score = group, live, policy, score
+        self._group, self._live, self._policy, self._score, self._say = group, live, policy, score, say
         self._sampler = self._rollout.sampler or policy.sampler
 
     def epoch(self, epoch: int) -> Drawn:
-        """Sample and score. A collective."""
-        begun = perf_counter()
+        """Sample and score. A collective. Raises StateError, in all processes, where not one sample was scored."""
+        begun, before = perf_counter(), self._score.failures
         asked = list(self._requests(epoch))
         with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self._sampler) as model:
             made, parts, waited = self._made(model, asked, recorded=True)
@@ -91,9 +94,9 @@ class Rollouts:
             if not (found.flat[place // self._rollout.group_size] or scores[place].isnan())
         ]
         seconds = {"seconds/rollout": perf_counter() - begun - waited, "seconds/score": waited}
-        return Drawn(
-            kept, Scored(asked[0].number, made[0], 0.0), {**self._measured(scores, found.flat, parts), **seconds}
-        )
+        measured = self._measured(scores, found, parts)
+        self._tell(epoch, measured, self._score.failures - before)
+        return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **seconds})
 
     def judge(self) -> Metrics:
         """The mean rewards of prompts held out, always of the same seeds, without noise in the steps. A collective."""
@@ -157,23 +160,38 @@ class Rollouts:
         kept = [move if index in drew else _light(move) for index, move in enumerate(moves)]
         return Sample(asked, kept, result.latents)
 
-    def _measured(self, scores: torch.Tensor, flat: torch.Tensor, parts: Parts) -> Metrics:
-        """Over all processes."""
+    def _measured(self, scores: torch.Tensor, found: Advantages, parts: Parts) -> Metrics:
+        """Over all processes; of what nothing is known, nothing."""
         rows = [_sums([None if math.isnan(score) else score for score in scores.tolist()])]
         rows += [_sums(values) for values in parts.values()]
-        rows.append([float(flat.sum()), float(len(flat)), float(len(scores))])
-        (count, first, second), *each, (dull, groups, asked) = self._group.total(
+        dull, lost = found.flat & ~found.lost, found.lost
+        rows.append([float(dull.sum()), float(lost.sum()), float(len(lost))])
+        (count, first, second), *each, (same, gone, groups) = self._group.total(
             torch.tensor(rows, dtype=torch.float64)
         ).tolist()
-        mean = first / count if count else torch.nan
-        named = {f"reward/{name}": total / max(known, 1) for name, (known, total, _) in zip(parts, each, strict=True)}
-        return {
-            "reward_mean": mean,
-            "reward_std": max(second / count - mean**2, 0.0) ** 0.5 if count else torch.nan,
-            "zero_std_ratio": dull / groups,
-            "not_scored": asked - count,
-            **(named if len(named) > 1 else {}),
-        }
+        asked = self._rollout.samples
+        measured = {"not_scored": asked - count, "groups_lost": gone}
+        if count:
+            mean = first / count
+            measured |= {"reward_mean": mean, "reward_std": max(second / count - mean**2, 0.0) ** 0.5}
+        if groups > gone:
+            measured["zero_std_ratio"] = same / (groups - gone)
+        if len(parts) > 1:
+            for name, (known, total, _) in zip(parts, each, strict=True):
+                measured[f"not_scored/{name}"] = asked - known
+                measured |= {f"reward/{name}": total / known} if known else {}
+        return measured
+
+    def _tell(self, epoch: int, measured: Metrics, reasons: Counter[str]) -> None:
+        """Say which samples were not scored, and why, as far as rewards say it in this process."""
+        missing, asked = int(measured["not_scored"]), self._rollout.samples
+        if not missing:
+            return
+        why = "".join(f"; {reason} ({count})" for reason, count in reasons.most_common(REASONS))
+        self._say(f"epoch {epoch}: {missing} of {asked} samples were not scored{why}")
+        if missing == asked:
+            remedy = f"see to the rewards{why}; the same command then goes on from the last checkpoint"
+            raise StateError(f"not one sample of epoch {epoch} was scored", remedy=remedy)
 
 
 def _sums(scores: Sequence[float | None]) -> list[float]:

@@ -119,7 +119,7 @@ class Session:
         feed, kept = supply.feed, dict[str, torch.Tensor]()
         if supply.score is not None:
             policy = cast(Policy, method)
-            self._rollouts = Rollouts(plan, group, self._live, policy, supply.score)
+            self._rollouts = Rollouts(plan, group, self._live, policy, supply.score, say=self._display.say)
             feed, kept = RolloutFeed(self._rollouts, policy, run, group), dict(policy.tensors())
         assert feed is not None, "what has no feed has a score"
         return Trainer(

@@ -11,7 +11,7 @@ absent: where batches come from, what a loss is, who is told.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -48,7 +48,7 @@ class Since:
     steps: int = 0
     last: int = 0
     seconds: float = 0.0
-    metrics: Metrics = field(default_factory=dict)
+    metrics: list[Mapping[str, float]] = field(default_factory=list)
 
 
 class Trainer:
@@ -141,7 +141,7 @@ class Trainer:
         since, self._since = self._since, Since()
         return {
             **metrics,
-            **since.metrics,
+            **_means(since.metrics),
             "samples_per_second": since.rows / since.seconds,
             "tokens_per_second": metrics.pop("tokens") / since.seconds,
             "peak_bytes": peak_bytes(str(self.group.device))[0],
@@ -159,7 +159,7 @@ class Trainer:
             since.tally.add(losses, batch.real)
         if self.group.ranks > 1:
             average_gradients(self.parameters.values())
-        since.metrics.update(step.metrics)
+        since.metrics.append(step.metrics)
         since.norms.append(optimise.clip(self.parameters, self.run.optimiser.clip))
         since.rows, since.steps, since.last = since.rows + step.rows, since.steps + 1, self.step + 1
         rate = self._rate * optimise.factor(self.run.schedule, self.step, self.steps)
@@ -226,3 +226,12 @@ class Trainer:
             if self.average is not None:
                 tensors[f"ema.{name}"] = self.average.tensors[name]
         return tensors
+
+
+def _means(several: Sequence[Mapping[str, float]]) -> Metrics:
+    """Of each name, over those that have it."""
+    found: dict[str, list[float]] = {}
+    for metrics in several:
+        for name, value in metrics.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
