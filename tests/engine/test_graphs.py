@@ -351,6 +351,17 @@ def test_who_had_to_leave_waits_longer_before_it_is_captured_again(fake: Fake) -
     assert sizes == [0, 0, 0, 1]
 
 
+def test_who_rests_gives_everything_back_and_is_captured_again_as_soon_as_at_first(fake: Fake) -> None:
+    ledger, captures = Ledger(10_000), StandIns()
+    graphs = Graphs(captures, ledger=ledger)
+    call = shapes(fake, 4)[0]
+    for _ in range(3):
+        captured(fake, [call], graphs)
+        assert len(graphs) == 1 and ledger.reserved == graphs.bytes > 0
+        graphs.rest()
+        assert len(graphs) == 0 and ledger.reserved == graphs.bytes == 0 and captures.made[-1].released
+
+
 def test_a_graph_larger_than_the_limit_runs_eagerly_and_is_named(fake: Fake) -> None:
     graphs = Graphs(StandIns(), limit=500)
     with pytest.warns(RuntimeWarning, match="the limit is"):

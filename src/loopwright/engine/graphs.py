@@ -135,6 +135,12 @@ class Graphs:
                 self._evict(pool)
             return held
 
+    def rest(self) -> None:
+        """Give it all back for a while: steps are captured again as soon as they were at first."""
+        with self._lock:
+            for pool in list(self._pools.values()):
+                self._evict(pool, patience=1)
+
     def changed(self, identity: tuple[object, ...]) -> None:
         """The weights of the component of that identity lie elsewhere, or are gone: its graphs are void."""
         with self._lock:
@@ -231,12 +237,12 @@ class Graphs:
             pool.entries.remove(entry)
         return pool
 
-    def _evict(self, pool: _Pool) -> None:
+    def _evict(self, pool: _Pool, patience: int = _PATIENCE) -> None:
         """Drop the graphs of a pool and give its memory back."""
         self._pools = {name: other for name, other in self._pools.items() if other is not pool}
         for entry in list(pool.entries):
             self._let_go(entry)
-            entry.calls, entry.after = 0, _PATIENCE * entry.after
+            entry.calls, entry.after = 0, patience * entry.after
         pool.capture.release()
         for holder in pool.holders:
             assert self._ledger is not None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from ..errors import RequestError
-from .reward import Fallible, Particular, Reward, Sample
+from .reward import Fallible, Particular, Reward, Sample, Sleeper
 
 Parts = Mapping[str, Sequence[float | None]]
 
@@ -59,6 +59,12 @@ class Composite:
             if isinstance(reward, Fallible):
                 found.update({f"{name}: {reason}": count for reason, count in reward.failures.items()})
         return found
+
+    def sleep(self) -> None:
+        """Have scorers that are models leave their devices until they are asked again."""
+        for reward, _ in self._rewards.values():
+            if isinstance(reward, Sleeper):
+                reward.sleep()
 
     def close(self) -> None:
         """End what rewards have started: processes and connections."""

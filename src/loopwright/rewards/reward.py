@@ -50,3 +50,11 @@ class Fallible(Protocol):
     """A reward that can fail counts why: reason -> samples, since it was made."""
 
     failures: Counter[str]
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A reward with a model on a device, which can leave it."""
+
+    def sleep(self) -> None:
+        """Take the model off its device until it is asked again."""

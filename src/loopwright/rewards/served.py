@@ -7,6 +7,7 @@ A sample is a request of the card's task "score". With one row a call the number
 itself, bit for bit; with more they are those of a call of so many rows, whoever is in it.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -38,6 +39,13 @@ class Served:
         jobs = [scheduler.submit(Job(self.model.instance, self._request(sample))) for sample in samples]
         scheduler.run()
         return [self._score(job) for job in jobs]
+
+    def sleep(self) -> None:
+        """Take the model off its device until it is asked again."""
+        instance = self.model.instance
+        if self.model.graphs is not None:
+            self.model.graphs.rest()
+        instance.store.release(instance.binding.device, sys.maxsize)
 
     def _request(self, sample: Sample) -> Request:
         count, height, width, _ = sample.frames.shape

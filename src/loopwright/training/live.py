@@ -7,9 +7,10 @@
 
 A network is put into an `Instance` as it is, sharded or with adapters, and computes what it would when served. Each
 time its version is raised, so that nothing that was made of older weights is used again; what frozen encoders have
-computed stays. Encoders and autoencoder are loaded at first use and stay.
+computed stays. Encoders and autoencoder are loaded at first use; between two servings they may leave (`sleep`).
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from ..engine.instance import Instance
 from ..engine.store import Store
 from .networks import served, sharded
 from .plan import Plan
+from .sleep import Turns
 
 
 class Live:
@@ -33,6 +35,9 @@ class Live:
         self._plan, self._group, self._networks = plan, group, networks
         self._store = Store()
         self._instances: dict[str | None, Instance] = {}
+        assert plan.run.sleep is not None, "a plan resolves it"
+        self.turns = Turns(plan.run.sleep)
+        self.turns.serves(self._leave)
 
     @contextmanager
     def serving(self, name: str, *, sampler: str | None = None) -> Iterator[Model]:
@@ -44,10 +49,17 @@ class Live:
             instance.changed(role)
             network.eval()
         try:
-            yield Model(f"{self._plan.run.output} {name}", instance)
+            with self.turns.serving():
+                yield Model(f"{self._plan.run.output} {name}", instance)
         finally:
             for network in self._networks.values():
                 network.train()
+
+    def _leave(self) -> None:
+        """Take what only serving needs off the device, whatever instance has it."""
+        for instance in self._instances.values():
+            with instance.hold(tuple(self._networks)):
+                self._store.release(instance.binding.device, sys.maxsize)
 
     def _instance(self, sampler: str | None) -> Instance:
         card = served(self._plan.card, sampler)

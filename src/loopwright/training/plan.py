@@ -49,7 +49,7 @@ from .settings import leaves, plain
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
 _LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
-_FREE = (*_LENGTH, *_RESULT, "device", "checkpoints", "evaluation", "previews", "train_only")
+_FREE = (*_LENGTH, *_RESULT, "device", "checkpoints", "evaluation", "previews", "sleep", "train_only")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
 Say = Callable[[str], None]
@@ -171,7 +171,8 @@ def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:
 def _resolved(run: Run, device: str) -> Run:
     lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4)
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
-    return replace(run, precision=precision, optimiser=replace(run.optimiser, lr=lr))  # type: ignore[arg-type]
+    sleep = run.sleep or "serving"
+    return replace(run, precision=precision, sleep=sleep, optimiser=replace(run.optimiser, lr=lr))  # type: ignore[arg-type]
 
 
 def _roles(run: Run, card: Card) -> tuple[str, ...]:

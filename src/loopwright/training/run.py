@@ -170,6 +170,9 @@ class Run:
             computes in `precision` by autocast, which rounds otherwise, too.
         parallel: what several processes hold: "shard", each a part of the weights and of the optimiser; "replicate",
             each all of them, which is faster where they fit, and computes in `precision` by autocast.
+        sleep: who leaves the device while the other works: "serving", encoders, autoencoder, served scorers and graphs
+            while networks are updated; "both", also the optimiser's state and averages while samples are made; or
+            "nobody". None is "serving".
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 
@@ -207,6 +210,7 @@ class Run:
     previews: Previews | None = None
     log_every: int = 1
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ("tensorboard",)
+    sleep: Literal["nobody", "serving", "both"] | None = None
     train_only: bool = False
 
     def __post_init__(self) -> None:

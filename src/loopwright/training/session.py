@@ -121,8 +121,9 @@ class Session:
             policy = cast(Policy, method)
             self._rollouts = Rollouts(plan, group, self._live, policy, supply.score, say=self._display.say)
             feed, kept = RolloutFeed(self._rollouts, policy, run, group), dict(policy.tensors())
+            self._live.turns.serves(supply.score.sleep)
         assert feed is not None, "what has no feed has a score"
-        return Trainer(
+        trainer = Trainer(
             run,
             group,
             loaded,
@@ -135,6 +136,8 @@ class Session:
             held=supply.held,
             kept=kept,
         )
+        self._live.turns.trains(trainer.idle())
+        return trainer
 
     def _material(self, supply: Supply, loaded: Mapping[str, nn.Module]) -> Material:
         plan, run = self.plan, self.plan.run

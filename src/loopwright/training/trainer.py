@@ -130,6 +130,11 @@ class Trainer:
                 metrics["held_out/ema_loss"] = self._held_out()["loss"]
         return metrics
 
+    def idle(self) -> list[torch.Tensor]:
+        """What updates alone need: the optimiser's moments, and the averaged weights."""
+        moments = [v for state in self._optimiser.state.values() for name, v in state.items() if name != "step"]
+        return moments + ([] if self.average is None else list(self.average.tensors.values()))
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The networks with their averaged weights, for a `with` block."""
