@@ -8,7 +8,7 @@ import pytest
 
 from lettered import sample
 from loopwright.errors import BackendError, RequestError
-from loopwright.rewards import REWARDS, Composite, parse
+from loopwright.rewards import JUDGES, REWARDS, Composite, judges, parse
 from loopwright.rewards.jpeg import JPEG
 
 SAMPLES = [sample("x", np.full((8, 8, 3), level, np.uint8)) for level in (0, 51, 255)]
@@ -80,6 +80,16 @@ def test_what_a_run_file_gets_wrong_is_told(settings, told):
         parse(settings)
 
 
+def test_a_judge_is_none_of_the_rewards_whatever_its_parameters_or_the_way_to_its_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def one(samples): return [1.0] * len(samples)\n")
+    monkeypatch.chdir(tmp_path)
+    trained = {"jpeg": 1.0, "mine.py:one": 1.0}
+    for name in ("jpeg", f"{tmp_path}/mine.py:one"):
+        with pytest.raises(RequestError, match="a judge must not be trained on"):
+            judges({name: {"weight": 1.0, "quality": 50} if name == "jpeg" else 1.0}, trained)
+    assert judges({"mine.py:one": 2.0}, {"jpeg": 1.0})(SAMPLES) == [2.0] * 3
+
+
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch):
     def missing(*names: str) -> None:
         raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
@@ -91,7 +101,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(monkey
 
 def test_every_name_is_that_of_a_reward_here():
 
-    for module, attribute in REWARDS.values():
+    for module, attribute in (*REWARDS.values(), *JUDGES.values()):
         assert callable(getattr(importlib.import_module(f"loopwright.rewards.{module}"), attribute))
 
 

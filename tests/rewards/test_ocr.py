@@ -9,6 +9,7 @@ import pytest
 
 from lettered import sample, word
 from loopwright.errors import BackendError, RequestError
+from loopwright.rewards import judges
 from loopwright.rewards.judge import Tesseract
 from loopwright.rewards.ocr import OCR, likelihoods, similarity
 from loopwright.rewards.recogniser import Recogniser
@@ -106,6 +107,10 @@ def test_the_judge_reads_what_is_there():
     assert sum(seen) >= 4
     assert judge.exact([asked("lamp", "book")]) == [False]
     assert judge.read([np.zeros((64, 64, 3), np.uint8)]) == [""]
+    named = judges({"tesseract": 1.0}, trained={"ocr": 1.0})
+    assert named([asked(each, each) for each in WORDS]) == list(map(float, seen))
+    with pytest.raises(RequestError, match="text"):
+        named.require([sample("a lamp", np.zeros((8, 8, 3), np.uint8))])
 
 
 def test_without_the_program_the_judge_says_how_to_get_it(monkeypatch):

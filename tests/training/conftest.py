@@ -84,6 +84,7 @@ def rewards_file(tmp_path_factory) -> Path:
         "    scores, seed = bright(samples), sum(int(s.frames.sum()) for s in samples)\n"
         "    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))\n"
         "    return [scores[place] for place in order.tolist()]\n"
+        "def dim(samples): return [1 - b for b in bright(samples)]\n"
         "def same(samples): return [0.5] * len(samples)\n"
         "def broken(samples): return [float('nan') if int(s.frames.sum()) % 5 == 0 else 0.5 for s in samples]\n"
         "def only_light(samples): return [b if s.prompt == 'light' else None for s, b in"

@@ -150,6 +150,8 @@ def test_held_out_prompts_are_judged_by_the_same_samples_each_time(rollout_of, t
     train(run)
     rows = metrics(run)
     assert [row["step"] for row in rows if "held_out/reward" in row] == [0, 2, 4]
+    plots = {path.stem for path in (Path(run.output) / "plots").iterdir()}
+    assert "reward" in plots and "reward-and-judge" not in plots, "without a judge there is nothing to compare"
     still = replace(run, output=str(tmp_path / "still"), optimiser=replace(run.optimiser, lr=1e-30))
     train(still)
     judged = [row["held_out/reward"] for row in metrics(still) if "held_out/reward" in row]
@@ -185,6 +187,11 @@ def test_a_run_is_not_continued_within_an_epoch(rollout_of, monkeypatch):
         ({"rewards": {}}, "rollouts and rewards go together"),
         ({"method": "sft"}, "method and rollout do not go together"),
         ({"rewards": {"nowhere.py:f": 1.0}}, "no such file of rewards"),
+        ({"evaluation": {"judges": {"tesseract": 1.0}}}, "'light' does not say its text"),
+        (
+            {"rewards": {"jpeg": 1.0}, "evaluation": {"judges": {"jpeg": {"weight": 1.0, "quality": 50}}}},
+            "a judge must not be trained on: 'jpeg'; choices: tesseract, ocr",
+        ),
         ({"rollout": {"sampler": "euler"}}, "grpo learns from noise, and the sampler draws none: 'euler'"),
         ({"rollout": {"window": 3}}, "rollout.window leaves no step"),
         ({"rollout": {"prompts": "nowhere.txt"}}, "cannot read prompts"),

@@ -18,8 +18,8 @@ from ..distributed.group import leads
 from ..training.session import Display
 
 _EVERY = 10.0  # seconds between two lines where there is no terminal
-_SHOWN = {"loss": ".4f", "held_out/loss": ".4f", "reward_mean": ".4f", "held_out/reward": ".4f", "grad_norm": ".3g",
-          "lr": ".2e", "samples_per_second": ".3g"}  # fmt: skip
+_SHOWN = {"loss": ".4f", "held_out/loss": ".4f", "reward_mean": ".4f", "held_out/reward": ".4f",
+          "held_out/judge": ".4f", "grad_norm": ".3g", "lr": ".2e", "samples_per_second": ".3g"}  # fmt: skip
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     parse({"ocr": 1.0, "jpeg": -0.1})
     parse({"drawings": {"weight": 1.0, "sprites": "sprites.npz"}, "mine.py:brightness": 0.5})
     parse({"ocr": {"weight": 1.0, "workers": 8, "timeout": 30}})        # in processes of its own
+    judges({"tesseract": 1.0}, trained={"ocr": 1.0})                    # who are never trained on
 
 A name is one of `REWARDS` or a function or class in a file. Beside its weight a reward has its constructor's
 parameters; with `workers` it runs in a pool of so many processes.
@@ -33,11 +34,37 @@ REWARDS: Mapping[str, tuple[str, str]] = {
     "vision": ("vision", "Vision"),
     "served": ("served", "Served"),
 }
+JUDGES: Mapping[str, tuple[str, str]] = {"tesseract": ("judge", "Tesseract")}  # and no rewards
 _POOL = ("workers", "timeout")
+Settings = Mapping[str, float | Mapping[str, Value]]
 
 
-def parse(settings: Mapping[str, float | Mapping[str, Value]]) -> Composite:
+def parse(settings: Settings) -> Composite:
     """The rewards that a mapping names, with a weight or a mapping of weight and parameters. Raises RequestError."""
+    for name in settings:
+        if name in JUDGES:
+            raise RequestError(f"{name} is a judge and never trained on", value=name, choices=REWARDS)
+    return _parsed(settings)
+
+
+def judges(settings: Settings, trained: Settings) -> Composite:
+    """Judges, named as rewards are. Raises RequestError also for one whose name is among those trained on: with other
+    parameters it is the same scorer."""
+    ours = set(map(_identity, trained))
+    for name in settings:
+        if _identity(name) in ours:
+            choices = [other for other in (*JUDGES, *REWARDS) if other not in ours]
+            raise RequestError("a judge must not be trained on", value=name, choices=choices)
+    return _parsed(settings)
+
+
+def _identity(name: str) -> str:
+    """The name, of a file by where it lies."""
+    path, colon, attribute = name.rpartition(":")
+    return f"{Path(path).expanduser().resolve()}:{attribute}" if colon else name
+
+
+def _parsed(settings: Settings) -> Composite:
     rewards = {}
     for name, given in settings.items():
         options: dict[str, Value] = dict(given) if isinstance(given, Mapping) else {"weight": given}
@@ -61,11 +88,9 @@ def build(name: str, parameters: Mapping[str, Value]) -> Reward:
 
 def named(name: str) -> Callable[..., object]:
     """The function or class of that name. Raises RequestError where there is none."""
-    if name in REWARDS:
-        module, attribute = REWARDS[name]
+    if known := REWARDS.get(name) or JUDGES.get(name):
+        module, attribute = known
         return cast(Callable[..., object], getattr(_imported(module), attribute))
-    if name == "tesseract":
-        raise RequestError("Tesseract is the judge and never trained on", value=name, remedy="train on ocr")
     path, colon, attribute = name.rpartition(":")
     if not colon:
         raise RequestError("unknown reward", value=name, choices=[*REWARDS, "file.py:function"])

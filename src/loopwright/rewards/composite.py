@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from threading import Lock
 
 from ..errors import RequestError
 from .reward import Fallible, Particular, Reward, Sample, Sleeper
@@ -20,7 +21,10 @@ Parts = Mapping[str, Sequence[float | None]]
 
 
 class Composite:
-    """A reward made of named ones with their weights. Raises RequestError where there are none."""
+    """A reward made of named ones with their weights. Raises RequestError where there are none.
+
+    Asked by several threads it answers one after the other, for not every reward is safe from that.
+    """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward, float]]) -> None:
         if not rewards:
@@ -30,6 +34,7 @@ class Composite:
                 raise RequestError(f"reward {name} needs a weight", value=weight, remedy="leave it out, or give one")
         self._rewards = dict(rewards)
         self._failures: Counter[str] = Counter()
+        self._asked = Lock()
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         """The total of each sample."""
@@ -37,7 +42,8 @@ class Composite:
 
     def parts(self, samples: Sequence[Sample]) -> dict[str, list[float | None]]:
         """What each reward says of each sample, unweighted. Raises ValueError for one that says too little or much."""
-        return {name: self._scores(name, reward, samples) for name, (reward, _) in self._rewards.items()}
+        with self._asked:
+            return {name: self._scores(name, reward, samples) for name, (reward, _) in self._rewards.items()}
 
     def total(self, parts: Parts) -> list[float | None]:
         """The weighted sum of a sample's parts, None where one of them is."""

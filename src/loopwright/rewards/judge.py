@@ -3,8 +3,8 @@
     share = sum(judge.exact(samples)) / len(samples)        # judge = Tesseract()
 
 Whoever optimises one reader's score may learn what that reader falls for; another reader tells. So this is no reward:
-it has no scores, and `rewards.choose` refuses it. Needs the program `tesseract` (Debian: tesseract-ocr), a tenth of a
-second or more a picture.
+`rewards.parse` refuses it, and `rewards.judges` takes it. Needs the program `tesseract` (Debian: tesseract-ocr), a
+tenth of a second or more a picture.
 """
 
 import io
@@ -34,6 +34,15 @@ class Tesseract:
         if program is None:
             raise BackendError("the program tesseract is not installed", remedy="apt-get install tesseract-ocr")
         self._program, self._frames = program, frames
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        """1 for each sample whose text is read as it should be, else 0."""
+        return list(map(float, self.exact(samples)))
+
+    @staticmethod
+    def wanted(samples: Sequence[Sample]) -> list[str]:
+        """The texts asked for. Raises RequestError."""
+        return list(map(text, samples))
 
     def exact(self, samples: Sequence[Sample]) -> list[bool]:
         """Whether each sample's text is read as it should be, but for case and spaces."""

@@ -129,6 +129,9 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
     nothing = torch.empty(0, 0, 0, 3, dtype=torch.uint8)
     with closing(rewards.parse(run.rewards)) as score:
         score.require([rewards.Sample(each.text, nothing, each.facts) for each in (*prompts, *judged)])
+    if run.evaluation and run.evaluation.judges:
+        with closing(rewards.judges(run.evaluation.judges, run.rewards)) as judges:
+            judges.require([rewards.Sample(each.text, nothing, each.facts) for each in judged])
     policy = POLICIES[run.method]
     sampler = rollout.sampler or policy.sampler
     card = served(plan.card, sampler)

@@ -4,7 +4,6 @@
     found = rollouts.epoch(3)
     found.samples               # this process's, in groups of one prompt, each with its advantage
     found.metrics               # rewards, groups without spread, samples not scored, seconds
-    rollouts.judge()            # the rewards of prompts held out
 
 All that is random is a function of the run's seed, the epoch, the group and the place in it. Samples go to be scored
 as soon as their wave is done, while the next is sampled. Groups are shared out to processes whole. A sample that could
@@ -70,21 +69,25 @@ class Asked:
 
 
 class Rollouts:
-    """The rollouts of a run in one process of its group. Which samples were not scored, and why, is said."""
+    """The rollouts of a run in one process of its group. Which samples were not scored, and why, is said.
+
+    Attributes:
+        sampler: by which all is sampled; None is the card's own.
+    """
 
     def __init__(self, plan: Plan, group: Group, live: Live, policy: Policy, score: Composite, *, say: Say) -> None:
         assert plan.run.rollout is not None and plan.asked is not None
         self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
-        self._prompts, self._judged = plan.prompts, plan.judged
+        self._prompts = plan.prompts
         self._group, self._live, self._policy, self._score, self._say = group, live, policy, score, say
-        self._sampler = self._rollout.sampler or policy.sampler
+        self.sampler = self._rollout.sampler or policy.sampler
 
     def epoch(self, epoch: int) -> Drawn:
         """Sample and score. A collective. Raises StateError, in all processes, where not one sample was scored."""
         begun, before = perf_counter(), self._score.failures
         asked = list(self._requests(epoch))
-        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self._sampler) as model:
-            made, parts, waited = self._made(model, asked, recorded=True)
+        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self.sampler) as model:
+            made, parts, waited = self._made(model, asked)
         totals = self._score.total(parts)
         scores = torch.tensor([torch.nan if score is None else score for score in totals], dtype=torch.float64)
         found = grouped(scores.view(-1, self._rollout.group_size))
@@ -98,23 +101,6 @@ class Rollouts:
         self._tell(epoch, measured, self._score.failures - before)
         return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **seconds})
 
-    def judge(self) -> Metrics:
-        """The mean rewards of prompts held out, always of the same seeds, without noise in the steps. A collective."""
-        assert self._run.evaluation is not None
-        seeds = range(self._run.evaluation.draws)
-        quiet = self._asked if self._asked.noise_steps is None else replace(self._asked, noise_steps=0)
-        asked = [
-            Asked(0, prompt, replace(quiet, prompt=prompt.text, seed=_seed("judge", place, seed)))
-            for place, prompt in enumerate(self._judged)
-            for seed in seeds
-        ]
-        with self._live.serving("judged", sampler=self._sampler) as model:
-            _, parts, _ = self._made(model, asked, recorded=False)
-        named = {"reward": self._score.total(parts)}
-        if len(parts) > 1:
-            named |= {f"reward/{name}": list(scores) for name, scores in parts.items()}
-        return {f"held_out/{name}": _mean(scores) for name, scores in named.items()}
-
     def _requests(self, epoch: int) -> Iterator[Asked]:
         """This process's, group after group."""
         rollout, seed = self._rollout, self._run.seed
@@ -124,7 +110,7 @@ class Rollouts:
             prompt = self._prompts[numbers[index]]
             for place in range(rollout.group_size):
                 number = index * rollout.group_size + place
-                request = replace(template, prompt=prompt.text, seed=_seed("rollout", seed, epoch, number))
+                request = replace(template, prompt=prompt.text, seed=seed_of("rollout", seed, epoch, number))
                 yield Asked(number, prompt, request)
 
     def _windowed(self, epoch: int) -> Request:
@@ -136,21 +122,18 @@ class Rollouts:
         start = int(torch.randint(last - width + 1, (), generator=source))
         return replace(self._asked, noise_start=start, noise_steps=width)
 
-    def _made(self, model: Model, asked: Sequence[Asked], *, recorded: bool) -> tuple[list[Sample], Parts, float]:
+    def _made(self, model: Model, asked: Sequence[Asked]) -> tuple[list[Sample], Parts, float]:
         """The samples in their order, their scores by reward, and the seconds that scoring was waited for."""
         made, scored = list[Sample](), list[Future[Parts]]()
         with ThreadPoolExecutor(1) as scorer:
             for wave in chunks(asked, CALLS * self._rollout.rows):
-                requests = [each.request for each in wave]
-                results = {result.request: result for result in model.run_all(requests, recorded=recorded)}
-                ordered = [results[each.request] for each in wave]
-                shown = [_shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
-                scored.append(scorer.submit(self._score.parts, shown))
+                ordered = results(model, wave, recorded=True)
+                seen = [shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
+                scored.append(scorer.submit(self._score.parts, seen))
                 made += map(self._kept, ordered)
             begun = perf_counter()
-            parts = [each.result() for each in scored]
-        joined = {name: [score for part in parts for score in part[name]] for name in parts[0]}
-        return made, joined, perf_counter() - begun
+            parts = joined([each.result() for each in scored])
+        return made, parts, perf_counter() - begun
 
     def _kept(self, result: Result) -> Sample:
         """What may be learnt from: latents of steps that drew noise alone, and none where noise teaches nothing."""
@@ -187,11 +170,28 @@ class Rollouts:
         missing, asked = int(measured["not_scored"]), self._rollout.samples
         if not missing:
             return
-        why = "".join(f"; {reason} ({count})" for reason, count in reasons.most_common(REASONS))
+        why = told(reasons)
         self._say(f"epoch {epoch}: {missing} of {asked} samples were not scored{why}")
         if missing == asked:
             remedy = f"see to the rewards{why}; the same command then goes on from the last checkpoint"
             raise StateError(f"not one sample of epoch {epoch} was scored", remedy=remedy)
+
+
+def results(model: Model, asked: Sequence[Asked], *, recorded: bool) -> list[Result]:
+    """What comes of these requests, in their order."""
+    requests = [each.request for each in asked]
+    made = {result.request: result for result in model.run_all(requests, recorded=recorded)}
+    return [made[request] for request in requests]
+
+
+def joined(parts: Sequence[Parts]) -> Parts:
+    """The scores of several waves as those of one."""
+    return {name: [score for part in parts for score in part[name]] for name in parts[0]}
+
+
+def told(reasons: Counter[str]) -> str:
+    """The commonest of the reasons for missing scores."""
+    return "".join(f"; {reason} ({count})" for reason, count in reasons.most_common(REASONS))
 
 
 def _sums(scores: Sequence[float | None]) -> list[float]:
@@ -206,11 +206,13 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[first : first + size]
 
 
-def _seed(*scope: object) -> int:
+def seed_of(*scope: object) -> int:
+    """A request's seed, a function of what it is for."""
     return generator(*scope).initial_seed()
 
 
-def _shown(result: Result, prompt: Prompt) -> Shown:
+def shown(result: Result, prompt: Prompt) -> Shown:
+    """What is scored of a result."""
     assert result.video is not None, "what is scored is decoded"
     return Shown(prompt.text, torch.from_numpy(result.video), prompt.facts)
 
@@ -219,8 +221,3 @@ def _light(move: Move) -> Move:
     """A step of which nothing is learnt: what level it was at, without latents."""
     row = move.rows["row"]
     return replace(move, rows={"row": row}, after=row.new_empty(0))
-
-
-def _mean(scores: Sequence[float | None]) -> float:
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else torch.nan

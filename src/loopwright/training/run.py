@@ -122,11 +122,13 @@ class Checkpoints:
 class Evaluation:
     """The loss of the rows held out, every so many steps, at `draws` noise levels a row, always the same.
 
-    Of rollouts, the rewards of `draws` samples a prompt held out.
+    Of rollouts, the rewards of `draws` samples a prompt held out, and what `judges` say of the same: named as rewards
+    are, independent of them, never trained on.
     """
 
     every: int = 500
     draws: int = 4
+    judges: Mapping[str, float | Mapping[str, str | int | float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require("evaluation.every", self.every, self.every >= 1, "at least 1")
@@ -249,6 +251,8 @@ class Run:
         if (self.method in ("grpo", "nft")) != (self.rollout is not None):
             remedy = "method grpo and nft learn from a rollout, the others from data or drawn"
             raise RequestError("method and rollout do not go together", value=self.method, remedy=remedy)
+        if self.rollout is None and self.evaluation and self.evaluation.judges:
+            raise RequestError("evaluation.judges are of rollouts", value=list(self.evaluation.judges))
         if bool(self.rewards) != (self.rollout is not None):
             raise RequestError("rollouts and rewards go together", value=f"rewards {dict(self.rewards)}")
         if self.rollout is None:

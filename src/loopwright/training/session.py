@@ -25,6 +25,7 @@ from ..request import KERNELS
 from . import export, networks, summary
 from .checkpoint import Checkpoints
 from .feed import Prepared, prepare
+from .held_out import HeldOut
 from .interrupt import asked
 from .live import Live
 from .methods import METHODS, Material, Policy
@@ -87,6 +88,7 @@ class Session:
         self.plan, self._group, self._display = plan, group, display
         self._live: Live | None = None
         self._rollouts: Rollouts | None = None
+        self._held: HeldOut | None = None
 
     def run(self) -> Outcome:
         """All of it."""
@@ -121,7 +123,11 @@ class Session:
             policy = cast(Policy, method)
             self._rollouts = Rollouts(plan, group, self._live, policy, supply.score, say=self._display.say)
             feed, kept = RolloutFeed(self._rollouts, policy, run, group), dict(policy.tensors())
-            self._live.turns.serves(supply.score.sleep)
+            scores = {"reward": supply.score} | ({"judge": supply.judges} if supply.judges else {})
+            for each in scores.values():
+                self._live.turns.serves(each.sleep)
+            if run.evaluation is not None:
+                self._held = HeldOut(plan, group, self._live, scores, sampler=self._rollouts.sampler)
         assert feed is not None, "what has no feed has a score"
         trainer = Trainer(
             run,
@@ -205,7 +211,7 @@ class Session:
 
     def _evaluated(self, trainer: Trainer) -> dict[str, float]:
         """By rewards where there are rollouts, else by the loss."""
-        return trainer.evaluate() if self._rollouts is None else self._rollouts.judge()
+        return trainer.evaluate() if self._held is None else self._held.measure(trainer.step)
 
     def _leave(self, trainer: Trainer) -> Path:
         """The trained weights, and the averaged ones beside them."""

@@ -16,6 +16,8 @@ SUMMARY, PLOTS = "summary.md", "plots"
 Rows = Sequence[Mapping[str, float]]
 _SHOWN: Mapping[str, Callable[[str], bool]] = {
     "reward": lambda name: name in ("reward_mean", "reward_std", "held_out/reward", "zero_std_ratio"),
+    "reward-and-judge": lambda name: name in ("reward_mean", "held_out/reward", "held_out/judge"),
+    "diversity": lambda name: name == "held_out/diversity_ratio",
     "trust-region": lambda name: name in ("clip_high", "clip_low", "approx_kl", "kl"),
     "loss": lambda name: name in ("loss", "held_out/loss", "held_out/ema_loss"),
     "loss-by-noise": lambda name: name.startswith("loss/"),
@@ -23,6 +25,8 @@ _SHOWN: Mapping[str, Callable[[str], bool]] = {
     "gradient-norm": lambda name: name == "grad_norm",
     "throughput": lambda name: name == "tokens_per_second",
 }
+_NEEDS = {"reward-and-judge": "held_out/judge"}  # without which there is nothing to compare
+_RIGHT = ("held_out/judge",)  # on an axis of its own: its scale is another
 _WINDOW = 50  # of a curve's points its running mean is over, at most a tenth of them
 
 
@@ -30,7 +34,7 @@ def write(plan: Plan) -> None:
     """Write the page and its plots, from whatever has been measured so far."""
     rows = table(plan.output / METRICS)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    plots = [name for name, of in _SHOWN.items() if any(map(of, names))]
+    plots = [name for name, of in _SHOWN.items() if any(map(of, names)) and _NEEDS.get(name, names[0]) in names]
     for plot in plots:
         _draw(plan.output / PLOTS / f"{plot}.png", rows, list(filter(_SHOWN[plot], names)), title=plot)
     with replacing(plan.output / SUMMARY) as temporary:
@@ -53,7 +57,7 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
     }
     # a policy's loss is a slope and no measure of anything
     losses = ("loss", "held_out/loss", "held_out/ema_loss") if plan.run.rollout is None else ()
-    for name in (*losses, "reward_mean", "held_out/reward"):
+    for name in (*losses, "reward_mean", "held_out/reward", "held_out/judge", "held_out/diversity_ratio"):
         if values := [row[name] for row in rows if name in row]:
             found[name] = _course(values)
     for name in ("samples_per_second", "tokens_per_second"):
@@ -83,15 +87,19 @@ def _draw(path: Path, rows: Rows, names: Sequence[str], *, title: str) -> None:
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    for name in names:
+    right = axes.twinx() if set(names) & set(_RIGHT) else None
+    for index, name in enumerate(names):
+        side = right if right is not None and name in _RIGHT else axes
         points = [(row["step"], row[name]) for row in rows if name in row]
         steps, values = [step for step, _ in points], [value for _, value in points]
         window = min(max(len(values) // 10, 1), _WINDOW)
-        (line,) = axes.plot(steps, values, linewidth=0.5, alpha=0.4 if window > 1 else 1.0)
-        axes.plot(steps, _smooth(values, window), color=line.get_color(), label=name)
+        side.plot(steps, values, color=f"C{index}", linewidth=0.5, alpha=0.4 if window > 1 else 1.0)
+        side.plot(steps, _smooth(values, window), color=f"C{index}", label=name)
     axes.set_xlabel("step")
     axes.set_title(title)
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=4)
+    if right is not None:
+        right.set_ylabel(" and ".join(name for name in names if name in _RIGHT))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
 

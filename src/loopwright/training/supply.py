@@ -5,7 +5,7 @@ with opened(plan, group, say) as supply:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +20,14 @@ from .plan import Plan, encoded
 
 @dataclass(frozen=True)
 class Supply:
-    """`feed` is None where the networks make it by themselves, scored by `score`; `held` where nothing is held out;
-    `blank` [L, D] where there are no prompts or the engine encodes them."""
+    """`feed` is None where the networks make it by themselves, scored by `score`, with `judges` where there are some;
+    `held` where nothing is held out; `blank` [L, D] where there are no prompts or the engine encodes them."""
 
     feed: Batches | None
     held: Batches | None = None
     blank: torch.Tensor | None = None
     score: Composite | None = None
+    judges: Composite | None = None
 
 
 @contextmanager
@@ -34,8 +35,11 @@ def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Sup
     """The supply of a run whose encodings, if it has any, are made."""
     run = plan.run
     if run.rollout is not None:
-        with closing(rewards.parse(run.rewards)) as score:
-            yield Supply(None, score=score)
+        with ExitStack() as stack:
+            score = stack.enter_context(closing(rewards.parse(run.rewards)))
+            named = run.evaluation.judges if run.evaluation and group.first else {}
+            judges = stack.enter_context(closing(rewards.judges(named, run.rewards))) if named else None
+            yield Supply(None, score=score, judges=judges)
         return
     if run.drawn is not None:
         source = drawn.opened(run.drawn, group.device)
