@@ -60,7 +60,7 @@ def test_a_group_of_one_prompt_is_encoded_once_and_shares_its_conditioning(parts
     run = rollout_of(model=str(checkpoint("t2v")), rollout={"rows": 2, "parameters": {**small, "guidance_scale": 1.0}})
     ours = parts(run)
     drawn = ours.rollouts.epoch(0)
-    features = ours.live._store.features
+    features = ours.live.store.features
     assert (features.misses, features.hits) == (2, 6)
     texts = {id(move.lent["text"]) for scored in drawn.samples for move in scored.sample.moves}
     assert len(texts) == 2

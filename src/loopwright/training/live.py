@@ -33,7 +33,7 @@ class Live:
 
     def __init__(self, plan: Plan, group: Group, networks: Mapping[str, nn.Module]) -> None:
         self._plan, self._group, self._networks = plan, group, networks
-        self._store = Store()
+        self.store = Store()
         self._instances: dict[str | None, Instance] = {}
         assert plan.run.sleep is not None, "a plan resolves it"
         self.turns = Turns(plan.run.sleep)
@@ -44,7 +44,8 @@ class Live:
         """A model of that name for a `with` block, in which the weights must not change."""
         instance = self._instances.get(sampler)
         if instance is None:
-            instance = self._instances[sampler] = self._instance(sampler)
+            made = instance_of(self._plan, self._group, self._networks, self.store, sampler)
+            instance = self._instances[sampler] = made
         for role, network in self._networks.items():
             instance.changed(role)
             network.eval()
@@ -59,20 +60,24 @@ class Live:
         """Take what only serving needs off the device, whatever instance has it."""
         for instance in self._instances.values():
             with instance.hold(tuple(self._networks)):
-                self._store.release(instance.binding.device, sys.maxsize)
+                self.store.release(instance.binding.device, sys.maxsize)
 
-    def _instance(self, sampler: str | None) -> Instance:
-        card = served(self._plan.card, sampler)
-        dtype = self._plan.run.precision if sharded(self._plan.run, self._group) else "float32"
-        card = derive(card, components={name: replace(card.components[name], dtype=dtype) for name in experts(card)})
-        instance = Instance(
-            card,
-            catalog.loops(card),
-            self._store,
-            device=str(self._group.device),
-            locate=catalog.locate,
-            prepare=catalog.preparation(card),
-        )
-        for role, network in self._networks.items():
-            instance.put(role, network)
-        return instance
+
+def instance_of(
+    plan: Plan, group: Group, networks: Mapping[str, nn.Module], store: Store, sampler: str | None
+) -> Instance:
+    """An instance of the run's model that computes with these networks."""
+    card = served(plan.card, sampler)
+    dtype = plan.run.precision if sharded(plan.run, group) else "float32"
+    card = derive(card, components={name: replace(card.components[name], dtype=dtype) for name in experts(card)})
+    instance = Instance(
+        card,
+        catalog.loops(card),
+        store,
+        device=str(group.device),
+        locate=catalog.locate,
+        prepare=catalog.preparation(card),
+    )
+    for role, network in networks.items():
+        instance.put(role, network)
+    return instance

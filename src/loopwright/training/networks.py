@@ -16,6 +16,7 @@ from torch import nn
 from .. import catalog
 from ..api.model import denoising
 from ..backends.compile import compile_blocks
+from ..backends.precision import torch_dtype
 from ..card import Card, derive
 from ..distributed.group import Group
 from ..distributed.shard import shard
@@ -50,6 +51,20 @@ def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     if sharded(run, group):
         shard(network, group.mesh, run.precision)
     return network
+
+
+def copied(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
+    """The network as it is served, whole and frozen, with adapters if the run has some; their values are not told."""
+    component = replace(card.components[role], dtype=run.precision)
+    network = load_component(component, catalog.locate(card, component), str(group.device))
+    assert isinstance(network, nn.Module)
+    catalog.preparation(card)(component, network)
+    if run.lora is not None:
+        adapt(network, run.lora, run.seed)
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch_dtype(run.precision))
+    return network.requires_grad_(False).eval()
 
 
 def sharded(run: "Run", group: Group) -> bool:

@@ -174,7 +174,8 @@ def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:
 def _resolved(run: Run, device: str) -> Run:
     lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4)
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
-    sleep = run.sleep or "serving"
+    overlaps = run.rollout is not None and run.rollout.staleness > 0
+    sleep = run.sleep or ("nobody" if overlaps else "serving")
     return replace(run, precision=precision, sleep=sleep, optimiser=replace(run.optimiser, lr=lr))  # type: ignore[arg-type]
 
 

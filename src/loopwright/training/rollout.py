@@ -29,6 +29,8 @@ class Rollout:
         window: so many steps draw noise, one after the other from a step that is drawn once an epoch, the same for all
             samples; the others are the flow's own, and so is always the last. None: all but the last, or those that
             `parameters` name by noise_start and noise_steps.
+        staleness: how many updates old the weights may be that sample. With 1 the next epoch is sampled while this one
+            is learnt from, by a copy of the networks; 0 is on policy.
         parameters: those of a request.
     """
 
@@ -39,6 +41,7 @@ class Rollout:
     held_out: str | None = None
     sampler: Literal["flow_sde", "dance_sde", "cps", "euler", "unipc"] | None = None
     window: int | None = None
+    staleness: Literal[0, 1] = 0
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
@@ -24,16 +25,23 @@ from .feed import Step
 from .methods import Batch
 from .methods.policy import Example, Policy
 from .noise import generator
-from .rollouts import Rollouts, Scored, chunks
+from .rollouts import Drawn, Scored, chunks
 from .run import Run
 
 Placed = tuple[int, Example]
 
 
+class Epochs(Protocol):
+    """Where samples come from."""
+
+    def epoch(self, epoch: int) -> Drawn:
+        """Those of an epoch. A collective."""
+
+
 class RolloutFeed:
     """Steps made of an epoch's samples."""
 
-    def __init__(self, rollouts: Rollouts, policy: Policy, run: Run, group: Group) -> None:
+    def __init__(self, rollouts: Epochs, policy: Policy, run: Run, group: Group) -> None:
         assert run.rollout is not None
         self._rollouts, self._policy, self._run, self._group = rollouts, policy, run, group
         self._rows, self._each = run.rollout.rows, run.rollout.samples // run.batch_size

@@ -12,9 +12,11 @@ not be scored is dropped and counted, by reward and by reason; a group without s
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock
 from time import perf_counter
 from typing import TypeVar
 
@@ -68,6 +70,18 @@ class Asked:
     request: Request
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An epoch's samples in this process, their scores by reward, why some have none, and what it took."""
+
+    epoch: int
+    asked: Sequence[Asked]
+    made: Sequence[Sample]
+    parts: Parts
+    reasons: Counter[str]
+    seconds: Metrics
+
+
 class Rollouts:
     """The rollouts of a run in one process of its group. Which samples were not scored, and why, is said.
 
@@ -80,14 +94,24 @@ class Rollouts:
         self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
         self._prompts = plan.prompts
         self._group, self._live, self._policy, self._score, self._say = group, live, policy, score, say
-        self.sampler = self._rollout.sampler or policy.sampler
+        self.sampler, self._scoring = self._rollout.sampler or policy.sampler, Lock()
 
     def epoch(self, epoch: int) -> Drawn:
         """Sample and score. A collective. Raises StateError, in all processes, where not one sample was scored."""
+        return self.drawn(self.sample(epoch, lambda: self._now(epoch)))
+
+    def sample(self, epoch: int, serving: Callable[[], AbstractContextManager[Model]]) -> Sampled:
+        """This process's samples of an epoch, by that model, and what rewards say of them. From any thread."""
         begun, before = perf_counter(), self._score.failures
         asked = list(self._requests(epoch))
-        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self.sampler) as model:
+        with serving() as model:
             made, parts, waited = self._made(model, asked)
+        seconds = {"seconds/rollout": perf_counter() - begun - waited, "seconds/score": waited}
+        return Sampled(epoch, asked, made, parts, self._score.failures - before, seconds)
+
+    def drawn(self, sampled: Sampled) -> Drawn:
+        """What is learnt from them. A collective. Raises StateError, in all, where not one was scored."""
+        asked, made, parts = sampled.asked, sampled.made, sampled.parts
         totals = self._score.total(parts)
         scores = torch.tensor([torch.nan if score is None else score for score in totals], dtype=torch.float64)
         found = grouped(scores.view(-1, self._rollout.group_size))
@@ -96,10 +120,15 @@ class Rollouts:
             for place, each in enumerate(asked)
             if not (found.flat[place // self._rollout.group_size] or scores[place].isnan())
         ]
-        seconds = {"seconds/rollout": perf_counter() - begun - waited, "seconds/score": waited}
         measured = self._measured(scores, found, parts)
-        self._tell(epoch, measured, self._score.failures - before)
-        return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **seconds})
+        self._tell(sampled.epoch, measured, sampled.reasons)
+        return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **sampled.seconds})
+
+    @contextmanager
+    def _now(self, epoch: int) -> Iterator[Model]:
+        """The weights that sample as they are now, served."""
+        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self.sampler) as model:
+            yield model
 
     def _requests(self, epoch: int) -> Iterator[Asked]:
         """This process's, group after group."""
@@ -129,11 +158,16 @@ class Rollouts:
             for wave in chunks(asked, CALLS * self._rollout.rows):
                 ordered = results(model, wave, recorded=True)
                 seen = [shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
-                scored.append(scorer.submit(self._score.parts, seen))
+                scored.append(scorer.submit(self._scored, seen))
                 made += map(self._kept, ordered)
             begun = perf_counter()
             parts = joined([each.result() for each in scored])
         return made, parts, perf_counter() - begun
+
+    def _scored(self, shown: Sequence[Shown]) -> Parts:
+        """One batch at a time, whoever asks: not every scorer is safe from several threads."""
+        with self._scoring:
+            return self._score.parts(shown)
 
     def _kept(self, result: Result) -> Sample:
         """What may be learnt from: latents of steps that drew noise alone, and none where noise teaches nothing."""

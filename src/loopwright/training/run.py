@@ -174,7 +174,7 @@ class Run:
             each all of them, which is faster where they fit, and computes in `precision` by autocast.
         sleep: who leaves the device while the other works: "serving", encoders, autoencoder, served scorers and graphs
             while networks are updated; "both", also the optimiser's state and averages while samples are made; or
-            "nobody". None is "serving".
+            "nobody". None is "serving", or "nobody" where sampling and training overlap (`rollout.staleness`).
         train_only: no engine is started, whatever else is asked for; what needs one is refused.
     """
 
@@ -268,6 +268,18 @@ class Run:
                 self.lora is not None and self.lora.dropout), ("train_only", self.train_only)):  # fmt: skip
             if value:
                 raise RequestError(f"rollouts take no {name}", value=value, remedy="leave it out")
+        if self.rollout.staleness:
+            self._agree_staleness()
+
+    def _agree_staleness(self) -> None:
+        """Raise RequestError where samples of older weights cannot be."""
+        if self.method != "grpo":
+            raise RequestError(
+                "rollout.staleness 1 needs samples with log-probs", value=self.method, remedy="set it to 0, or use grpo"
+            )
+        if self.sleep not in (None, "nobody"):
+            remedy = "set sleep to nobody, or rollout.staleness to 0"
+            raise RequestError("nobody sleeps where sampling and training overlap", value=self.sleep, remedy=remedy)
 
     def _agree_autoencoder(self) -> None:
         for name in ("data", "lora", "previews", "train", "gradient_checkpointing"):

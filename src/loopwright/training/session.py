@@ -7,7 +7,7 @@ Started in several processes by torchrun or `distributed.launch`, all of them ca
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -23,6 +23,8 @@ from ..distributed.shard import trained
 from ..files import replacing
 from ..request import KERNELS
 from . import export, networks, summary
+from .ahead import Ahead
+from .behaviour import Behaviour
 from .checkpoint import Checkpoints
 from .feed import Prepared, prepare
 from .held_out import HeldOut
@@ -32,7 +34,7 @@ from .methods import METHODS, Material, Policy
 from .methods.batch import Velocity
 from .plan import RUN, Plan, encoded, make
 from .previews import Previews
-from .rollout_feed import RolloutFeed
+from .rollout_feed import Epochs, RolloutFeed
 from .rollouts import Rollouts
 from .run import Run, text
 from .sinks import Sink, opened
@@ -97,8 +99,8 @@ class Session:
             with replacing(plan.output / RUN) as temporary:
                 temporary.write_text(text(plan.run), encoding="utf-8")
         prepared = self._encode()
-        with opened_supply(plan, group, self._display.say) as supply:
-            trainer = self._trainer(supply)
+        with opened_supply(plan, group, self._display.say) as supply, ExitStack() as ending:
+            trainer = self._trainer(supply, ending)
             if trainer.resume(self._display.say):
                 self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
             finished = self._trained(trainer, prepared)
@@ -113,7 +115,7 @@ class Session:
         with encoded(self.plan.run.data, str(self._group.device), self._display.say) as encodings:
             return prepare(encodings, [*self.plan.rows, *self.plan.held_rows], self._group, self._display.encoding)
 
-    def _trainer(self, supply: Supply) -> Trainer:
+    def _trainer(self, supply: Supply, ending: ExitStack) -> Trainer:
         plan, group, run = self.plan, self._group, self.plan.run
         loaded = networks.load(plan.card, plan.roles, run, group)
         self._live = Live(plan, group, loaded)
@@ -122,7 +124,8 @@ class Session:
         if supply.score is not None:
             policy = cast(Policy, method)
             self._rollouts = Rollouts(plan, group, self._live, policy, supply.score, say=self._display.say)
-            feed, kept = RolloutFeed(self._rollouts, policy, run, group), dict(policy.tensors())
+            source, behind = self._source(self._rollouts, policy, loaded, ending)
+            feed, kept = RolloutFeed(source, policy, run, group), {**policy.tensors(), **behind}
             scores = {"reward": supply.score} | ({"judge": supply.judges} if supply.judges else {})
             for each in scores.values():
                 self._live.turns.serves(each.sleep)
@@ -144,6 +147,19 @@ class Session:
         )
         self._live.turns.trains(trainer.idle())
         return trainer
+
+    def _source(
+        self, rollouts: Rollouts, policy: Policy, loaded: Mapping[str, nn.Module], ending: ExitStack
+    ) -> tuple[Epochs, Mapping[str, torch.Tensor]]:
+        """Where epochs come from, which may begin before they are asked for, and what a checkpoint keeps of that."""
+        plan, group, live = self.plan, self._group, self._live
+        assert plan.run.rollout is not None and live is not None
+        if not plan.run.rollout.staleness:
+            return rollouts, {}
+        behaviour = Behaviour(plan, group, live, loaded, plan.run.rollout.sampler or policy.sampler)
+        ahead = Ahead(rollouts, behaviour, group, epochs=plan.epochs)
+        ending.callback(ahead.close)
+        return ahead, behaviour.tensors()
 
     def _material(self, supply: Supply, loaded: Mapping[str, nn.Module]) -> Material:
         plan, run = self.plan, self.plan.run
