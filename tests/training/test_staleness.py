@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import workers
 from safetensors.torch import load_file
 
+from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError
 from loopwright.training import rollouts, session
 from loopwright.training.behaviour import Behaviour
 from loopwright.training.plan import make as plan_of
-from loopwright.training.run import Evaluation, Lora
+from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
 from loopwright.training.sinks import table
 from loopwright.training.trainer import Trainer
@@ -259,3 +261,18 @@ def test_a_reward_is_learnt_from_samples_one_update_old(overlapping):
     train(run)
     rewards = [row["reward_mean"] for row in metrics(run) if "reward_mean" in row]
     assert sum(rewards[-3:]) / 3 - rewards[0] > 0.1
+
+
+@pytest.mark.slow
+def test_two_processes_sample_ahead_and_are_one_but_for_rounding(overlapping, labels, tmp_path):
+    """Weights are sharded, the copies are whole, and no collective is the sampling thread's."""
+    run = overlapping(parallel="shard", epochs=3, rollout={"groups": 4, "group_size": 4}, batch_size=8)
+    one, two = (replace(run, output=str(tmp_path / name)) for name in ("one", "two"))
+    alone, before = weights(one), load_file(labels / "transformer" / WEIGHTS)
+    (tmp_path / "two.yaml").write_text(text(two))
+    assert launch(2, workers.whole, (str(tmp_path / "two.yaml"),)) == 0
+    together = load_file(tmp_path / "two" / "model" / "transformer" / WEIGHTS)
+    for name, tensor in alone.items():
+        assert (together[name] - tensor).norm() <= 1e-2 * (tensor - before[name]).norm()
+    told = [[(row.get("staleness"), row["ratio"]) for row in metrics(each)] for each in (one, two)]
+    assert told[1] == [(staleness, pytest.approx(ratio, rel=1e-4)) for staleness, ratio in told[0]]
