@@ -20,14 +20,14 @@ from torch import nn
 
 from ..api import Model, Result
 from ..distributed.group import Group
-from ..distributed.shard import whole
 from ..engine.instance import Instance
 from ..engine.job import Listener
 from ..engine.residence import align
 from ..request import Request
-from . import networks as loading
 from .live import Live, instance_of
+from .networks import sharded
 from .plan import Plan
+from .twins import Twins
 
 
 class Stopped(Exception):
@@ -40,17 +40,11 @@ class Behaviour:
     def __init__(
         self, plan: Plan, group: Group, live: Live, networks: Mapping[str, nn.Module], sampler: str | None
     ) -> None:
-        copies = {role: loading.copied(plan.card, role, plan.run, group) for role in networks}
-        self._pairs = {
-            f"{role}.{name}": (copies[role].get_parameter(name), parameter)
-            for role, network in networks.items()
-            for name, parameter in network.named_parameters()
-            if parameter.requires_grad
-        }
-        for network in (*copies.values(), *([] if loading.sharded(plan.run, group) else networks.values())):
-            align(network)  # the last bits of products depend on it
-        self._instance = instance_of(plan, group, copies, live.store, sampler)
-        self._name, self._roles, self._stop = plan.run.output, tuple(copies), threading.Event()
+        self._twins = Twins(plan, group, networks)
+        for network in [] if sharded(plan.run, group) else networks.values():
+            align(network)  # as the copy is: the last bits of products depend on it
+        self._instance = instance_of(plan, group, self._twins.modules, live.store, sampler)
+        self._name, self._roles, self._stop = plan.run.output, tuple(networks), threading.Event()
         self._version = torch.zeros((), dtype=torch.int64)
 
     @property
@@ -58,16 +52,14 @@ class Behaviour:
         """How many epochs its weights have learnt from."""
         return int(self._version)
 
-    @torch.no_grad()
     def follow(self, version: int) -> None:
         """Take the weights as they are now, after so many epochs. A collective where they are sharded."""
-        for ours, theirs in self._pairs.values():
-            ours.copy_(whole(theirs.detach()))
+        self._twins.follow()
         self._version.fill_(version)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps."""
-        weights = {f"behaviour.{name}": ours.detach() for name, (ours, _) in self._pairs.items()}
+        weights = {f"behaviour.{name}": tensor for name, tensor in self._twins.tensors.items()}
         return {**weights, "behaviour.version": self._version}
 
     @contextmanager

@@ -8,6 +8,9 @@
 A network is put into an `Instance` as it is, sharded or with adapters, and computes what it would when served. Each
 time its version is raised, so that nothing that was made of older weights is used again; what frozen encoders have
 computed stays. Encoders and autoencoder are loaded at first use; between two servings they may leave (`sleep`).
+
+Rollouts run by captured graphs (`rollout.graphs`), which read weights where they lie: updates write them in place. A
+sharded network has its weights nowhere for longer than a call, so its twin is served instead (`twins`).
 """
 
 import sys
@@ -19,13 +22,16 @@ from torch import nn
 
 from .. import catalog
 from ..api import Model
+from ..backends.capture import capture_on
 from ..card import derive, experts
 from ..distributed.group import Group
+from ..engine.graphs import Graphs
 from ..engine.instance import Instance
 from ..engine.store import Store
 from .networks import served, sharded
 from .plan import Plan
 from .sleep import Turns
+from .twins import Twins
 
 
 class Live:
@@ -35,6 +41,9 @@ class Live:
         self._plan, self._group, self._networks = plan, group, networks
         self.store = Store()
         self._instances: dict[str | None, Instance] = {}
+        self._graphs, self._twins = self._captured(), None
+        if self._graphs is not None and sharded(plan.run, group):
+            self._twins = Twins(plan, group, networks)
         assert plan.run.sleep is not None, "a plan resolves it"
         self.turns = Turns(plan.run.sleep)
         self.turns.serves(self._leave)
@@ -44,20 +53,32 @@ class Live:
         """A model of that name for a `with` block, in which the weights must not change."""
         instance = self._instances.get(sampler)
         if instance is None:
-            made = instance_of(self._plan, self._group, self._networks, self.store, sampler)
+            given = self._networks if self._twins is None else self._twins.modules
+            made = instance_of(self._plan, self._group, given, self.store, sampler)
             instance = self._instances[sampler] = made
+        if self._twins is not None:
+            self._twins.follow()
         for role, network in self._networks.items():
-            instance.changed(role)
+            instance.changed(role, moved=False)
             network.eval()
         try:
             with self.turns.serving():
-                yield Model(f"{self._plan.run.output} {name}", instance)
+                yield Model(f"{self._plan.run.output} {name}", instance, self._graphs)
         finally:
             for network in self._networks.values():
                 network.train()
 
+    def _captured(self) -> Graphs | None:
+        """What captures steps; None where they run eagerly."""
+        rollout, device = self._plan.run.rollout, str(self._group.device)
+        if rollout is None or rollout.graphs != "always":
+            return None
+        return Graphs(capture_on, ledger=self.store.ledger(device))
+
     def _leave(self) -> None:
         """Take what only serving needs off the device, whatever instance has it."""
+        if self._graphs is not None:
+            self._graphs.rest()
         for instance in self._instances.values():
             with instance.hold(tuple(self._networks)):
                 self.store.release(instance.binding.device, sys.maxsize)

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import yaml  # type: ignore[import-untyped]
 
 from .. import catalog, rewards
 from ..api.model import sampler_of
+from ..backends.capture import require_capture
 from ..backends.compile import require_compiler
 from ..backends.device import pick, preferred_dtype, probe
 from ..backends.registry import ATTENTIONS, KERNELS, require
@@ -49,7 +51,7 @@ from .settings import leaves, plain
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
 _LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
-_FREE = (*_LENGTH, *_RESULT, "device", "checkpoints", "evaluation", "previews", "sleep", "train_only")
+_FREE = (*_LENGTH, *_RESULT, "rollout.graphs", "device", "checkpoints", "evaluation", "previews", "sleep", "train_only")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
 Say = Callable[[str], None]
@@ -176,7 +178,18 @@ def _resolved(run: Run, device: str) -> Run:
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
     overlaps = run.rollout is not None and run.rollout.staleness > 0
     sleep = run.sleep or ("nobody" if overlaps else "serving")
-    return replace(run, precision=precision, sleep=sleep, optimiser=replace(run.optimiser, lr=lr))  # type: ignore[arg-type]
+    rollout = None if run.rollout is None else replace(run.rollout, graphs=_graphs(run.rollout, device))
+    optimiser = replace(run.optimiser, lr=lr)
+    return replace(run, precision=precision, sleep=sleep, optimiser=optimiser, rollout=rollout)  # type: ignore[arg-type]
+
+
+def _graphs(rollout: Rollout, device: str) -> Literal["always", "never"]:
+    """Raises BackendError where they are asked for and the device has none."""
+    can = device.startswith("cuda") and not rollout.staleness  # else another thread uses the device meanwhile
+    if rollout.graphs == "never" or (rollout.graphs == "auto" and not can):
+        return "never"
+    require_capture(device)
+    return "always"
 
 
 def _roles(run: Run, card: Card) -> tuple[str, ...]:
@@ -244,7 +257,7 @@ def _check_output(run: Run) -> None:
         raise StateError(f"{output / RUN} cannot be read ({error})", remedy="choose another output") from error
     now, was = leaves(plain(run)), leaves(before)
     for name in dict.fromkeys((*now, *was)):
-        if name.split(".")[0] not in _FREE and now.get(name) != was.get(name):
+        if not {name, name.split(".")[0]} & {*_FREE} and now.get(name) != was.get(name):
             remedy = f"it was {was.get(name)!r}: set it back to continue that run, or choose another output"
             raise StateError(f"{output} holds a run with another {name}", value=now.get(name), remedy=remedy)
 

@@ -31,6 +31,8 @@ class Rollout:
             `parameters` name by noise_start and noise_steps.
         staleness: how many updates old the weights may be that sample. With 1 the next epoch is sampled while this one
             is learnt from, by a copy of the networks; 0 is on policy.
+        graphs: "always" captures denoising steps as CUDA graphs, with the same bits; "auto" is "always" on CUDA where
+            nothing is sampled meanwhile, else "never".
         parameters: those of a request.
     """
 
@@ -42,6 +44,7 @@ class Rollout:
     sampler: Literal["flow_sde", "dance_sde", "cps", "euler", "unipc"] | None = None
     window: int | None = None
     staleness: Literal[0, 1] = 0
+    graphs: Literal["auto", "always", "never"] = "auto"
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,6 +52,11 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RequestError(f"rollout.{name} must be at least {least}", value=value)
+        if self.staleness and self.graphs == "always":
+            remedy = "leave rollout.graphs to auto"
+            raise RequestError(
+                "what is sampled while another thread trains is not captured", value="always", remedy=remedy
+            )
         windowed = () if self.window is None else ("noise_start", "noise_steps")
         for name in ("mode", "rows", "seed", "output", *windowed):
             if name in self.parameters:

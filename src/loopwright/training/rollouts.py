@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from threading import Lock
 from time import perf_counter
 from typing import TypeVar
 
@@ -30,6 +29,7 @@ from ..request import Request
 from ..rewards import Composite
 from ..rewards import Sample as Shown
 from .advantages import Advantages, grouped
+from .gap import gap, require
 from .live import Live
 from .methods.policy import Policy, Sample
 from .noise import generator
@@ -72,14 +72,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """An epoch's samples in this process, their scores by reward, why some have none, and what it took."""
+    """An epoch's samples in this process, their scores by reward, why some have none, and what was measured."""
 
     epoch: int
     asked: Sequence[Asked]
     made: Sequence[Sample]
     parts: Parts
     reasons: Counter[str]
-    seconds: Metrics
+    metrics: Metrics
 
 
 class Rollouts:
@@ -94,7 +94,7 @@ class Rollouts:
         self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
         self._prompts = plan.prompts
         self._group, self._live, self._policy, self._score, self._say = group, live, policy, score, say
-        self.sampler, self._scoring = self._rollout.sampler or policy.sampler, Lock()
+        self.sampler = self._rollout.sampler or policy.sampler
 
     def epoch(self, epoch: int) -> Drawn:
         """Sample and score. A collective. Raises StateError, in all processes, where not one sample was scored."""
@@ -106,8 +106,9 @@ class Rollouts:
         asked = list(self._requests(epoch))
         with serving() as model:
             made, parts, waited = self._made(model, asked)
+            apart = self._apart(model, made)
         seconds = {"seconds/rollout": perf_counter() - begun - waited, "seconds/score": waited}
-        return Sampled(epoch, asked, made, parts, self._score.failures - before, seconds)
+        return Sampled(epoch, asked, made, parts, self._score.failures - before, seconds | apart)
 
     def drawn(self, sampled: Sampled) -> Drawn:
         """What is learnt from them. A collective. Raises StateError, in all, where not one was scored."""
@@ -122,7 +123,7 @@ class Rollouts:
         ]
         measured = self._measured(scores, found, parts)
         self._tell(sampled.epoch, measured, sampled.reasons)
-        return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **sampled.seconds})
+        return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **sampled.metrics})
 
     @contextmanager
     def _now(self, epoch: int) -> Iterator[Model]:
@@ -158,16 +159,19 @@ class Rollouts:
             for wave in chunks(asked, CALLS * self._rollout.rows):
                 ordered = results(model, wave, recorded=True)
                 seen = [shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
-                scored.append(scorer.submit(self._scored, seen))
+                scored.append(scorer.submit(self._score.parts, seen))
                 made += map(self._kept, ordered)
             begun = perf_counter()
             parts = joined([each.result() for each in scored])
         return made, parts, perf_counter() - begun
 
-    def _scored(self, shown: Sequence[Shown]) -> Parts:
-        """One batch at a time, whoever asks: not every scorer is safe from several threads."""
-        with self._scoring:
-            return self._score.parts(shown)
+    def _apart(self, model: Model, made: Sequence[Sample]) -> Metrics:
+        """How far captured steps lie from eager ones. Raises BackendError if that is too far."""
+        if model.graphs is None or not self._policy.noisy:
+            return {}
+        found = gap(model, made, self._rollout.rows)
+        require(found)
+        return {"logp_gap/captured": found}
 
     def _kept(self, result: Result) -> Sample:
         """What may be learnt from: latents of steps that drew noise alone, and none where noise teaches nothing."""

@@ -1,0 +1,38 @@
+"""Networks in training as a server would hold them: whole, frozen, in the precision that is computed in.
+
+    twins = Twins(plan, group, networks)
+    twins.modules["transformer"]        # the forward of the sharded network, bit for bit, without gathering anything
+    twins.follow()                      # takes the weights as they are now, in place
+    twins.tensors["transformer.blocks.0.ffn..."]        # those that are trained
+
+Written where they lie, so graphs that read them there stay good. They take the memory of the model as it is served.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..distributed.group import Group
+from ..distributed.shard import trained, whole
+from ..engine.residence import align
+from . import networks as loading
+from .plan import Plan
+
+
+class Twins:
+    """Copies of networks, by their names on the card."""
+
+    def __init__(self, plan: Plan, group: Group, networks: Mapping[str, nn.Module]) -> None:
+        self.modules = {role: loading.copied(plan.card, role, plan.run, group) for role in networks}
+        for module in self.modules.values():
+            align(module)
+        self._trained = trained(networks)
+        self.tensors = {name: self.modules[role].get_parameter(rest).detach() for name in self._trained
+                        for role, _, rest in [name.partition(".")]}  # fmt: skip
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take the weights as they are now. A collective where they are sharded."""
+        for name, ours in self.tensors.items():
+            ours.copy_(whole(self._trained[name].detach()))

@@ -1,0 +1,163 @@
+"""Rollouts by captured graphs, on a stand-in for CUDA's: the record of eager ones, also of weights updated since."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_training_rollouts import Parts
+
+from loopwright.distributed.shard import local, trained
+from loopwright.errors import BackendError
+from loopwright.training import live, plan
+from loopwright.training.run import Lora
+from loopwright.training.session import train
+from loopwright.training.sinks import table
+from standin_capture import StandIn
+
+SMALL = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 3, "max_sequence_length": 32,
+         "guidance_scale": 1.0}  # fmt: skip
+
+
+class Addressed(StandIn):
+    """As a device's graph does, it reads weights at the addresses they had when it was recorded."""
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self._modules = modules
+
+    def record(self, run):
+        parameters = [parameter for module in self._modules for parameter in module.parameters()]
+        then, recorded = [parameter.data for parameter in parameters], super().record(run)
+        replay = recorded.replay
+
+        def placed() -> None:
+            now = [parameter.data for parameter in parameters]
+            for parameter, data in zip(parameters, then, strict=True):
+                parameter.data = data
+            replay()
+            for parameter, data in zip(parameters, now, strict=True):
+                parameter.data = data
+
+        recorded.replay = placed
+        return recorded
+
+
+class Captures:
+    """Makes them for the modules that it is told of."""
+
+    def __init__(self) -> None:
+        self.modules, self.made = [], []
+
+    def __call__(self, device: str) -> Addressed:
+        self.made.append(Addressed(self.modules))
+        return self.made[-1]
+
+    @property
+    def followed(self) -> int:
+        """How often a recording was replayed."""
+        return sum(capture.followed for capture in self.made)
+
+
+@pytest.fixture
+def captures(monkeypatch) -> Captures:
+    """Captures for runs with graphs."""
+    found = Captures()
+    monkeypatch.setattr(plan, "require_capture", lambda device: None)
+    monkeypatch.setattr(live, "capture_on", found)
+    return found
+
+
+@pytest.fixture
+def run_with(rollout_of, checkpoint):
+    """`run_with("always")`: a run on a transformer with attention, in shared calls."""
+
+    def make(graphs: str, **settings):
+        given = {"model": str(checkpoint("t2v")), "sleep": "nobody", **settings}
+        return rollout_of(rollout={"rows": 2, "graphs": graphs, "parameters": SMALL}, **given)
+
+    return make
+
+
+def parts_of(run, alone, captures) -> Parts:
+    parts = Parts(run, alone)
+    twins = parts.live._twins
+    captures.modules[:] = (parts.networks if twins is None else twins.modules).values()
+    return parts
+
+
+def update(parts: Parts) -> None:
+    with torch.no_grad():
+        for parameter in trained(parts.networks).values():
+            local(parameter).add_(0.01)
+
+
+def records(drawn) -> list[torch.Tensor]:
+    return [
+        tensor
+        for scored in drawn.samples
+        for move in scored.sample.moves
+        for tensor in (*move.rows.values(), *move.lent.values(), move.after, move.log_prob)
+    ]
+
+
+def same(a, b) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+@pytest.mark.parametrize("settings", [{"parallel": "shard"}, {"parallel": "replicate"}, {"lora": Lora(rank=2)}])
+def test_a_captured_rollouts_record_is_the_eager_ones_also_after_an_update(run_with, alone, captures, settings):
+    eager, captured = (parts_of(run_with(graphs, **settings), alone, captures) for graphs in ("never", "always"))
+    assert (captured.live._twins is None) == ("replicate" in settings.values())
+    before, first = (records(each.rollouts.epoch(0)) for each in (eager, captured))
+    assert same(before, first) and captures.followed > 0
+    update(eager)
+    update(captured)
+    drawn = captured.rollouts.epoch(0)
+    after = records(eager.rollouts.epoch(0))
+    assert same(after, records(drawn)) and not same(before, after)
+    assert len(captures.made) == 1, "weights were written in place: one graph serves all"
+    assert drawn.metrics["logp_gap/captured"] == 0
+
+
+def moved(parameters) -> None:
+    """New weights elsewhere."""
+    for parameter in parameters:
+        parameter.data = parameter.data * 1.5
+
+
+@pytest.mark.parametrize("parallel", ["shard", "replicate"])
+def test_a_graph_of_weights_that_have_moved_is_found_out(run_with, alone, captures, monkeypatch, parallel):
+    parts = parts_of(run_with("always", parallel=parallel), alone, captures)
+    parts.rollouts.epoch(0)
+    module = captures.modules[0]
+    if parallel == "shard":
+        monkeypatch.setattr(parts.live._twins, "follow", lambda: moved(module.parameters()))
+    else:
+        moved(module.parameters())
+    with pytest.raises(BackendError, match=r"log-probs of captured steps.*rollout\.graphs"):
+        parts.rollouts.epoch(0)
+
+
+@pytest.mark.parametrize("method", ["grpo", "nft"])
+def test_a_run_with_graphs_is_the_run_without(rollout_of, captures, tmp_path, method):
+    found = {}
+    for graphs in ("never", "always"):
+        run = rollout_of(method, output=str(tmp_path / graphs), rollout={"graphs": graphs}, sleep="nobody")
+        result = train(run).result
+        rows = table(Path(run.output) / "metrics.csv")
+        (file,) = result.rglob("*.safetensors")
+        found[graphs] = load_file(file), [row.get("loss") for row in rows]
+        gaps = [row["logp_gap/captured"] for row in rows if "logp_gap/captured" in row]
+        assert gaps == [0.0, 0.0] * (graphs == "always" and run.method == "grpo")
+    (a, losses), (b, others) = found.values()
+    assert captures.followed > 0 and losses == others
+    assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+    train(replace(run, epochs=3, rollout=replace(run.rollout, graphs="never")))  # which is free to change
+
+
+def test_graphs_are_refused_where_there_are_none(run_with):
+    with pytest.raises(BackendError, match="captured graphs need a CUDA device"):
+        plan.make(run_with("always"))
+    assert plan.make(run_with("auto")).run.rollout.graphs == "never"
