@@ -60,7 +60,7 @@ def seen(monkeypatch):
     def sample(self, epoch, serving):
         sampled = real_sample(self, epoch, serving)
         found["sampled"][epoch] = {m.versions["transformer"] for made in sampled.made for m in made.moves}
-        found["by"][epoch] = [ours.clone() for ours, _ in serving.__self__._pairs.values()]
+        found["by"][epoch] = [ours.clone() for ours in serving.__self__._twins.tensors.values()]
         found["main"].add(threading.current_thread() is threading.main_thread())
         return sampled
 
