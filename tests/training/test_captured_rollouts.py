@@ -118,7 +118,7 @@ def test_a_captured_rollouts_record_is_the_eager_ones_also_after_an_update(run_w
     after = records(eager.rollouts.epoch(0))
     assert same(after, records(drawn)) and not same(before, after)
     assert len(captures.made) == 1, "weights were written in place: one graph serves all"
-    assert drawn.metrics["logp_gap/captured"] == 0
+    assert drawn.metrics["logp_gap"] == 0
 
 
 def moved(parameters) -> None:
@@ -136,7 +136,7 @@ def test_a_graph_of_weights_that_have_moved_is_found_out(run_with, alone, captur
         monkeypatch.setattr(parts.live._twins, "follow", lambda: moved(module.parameters()))
     else:
         moved(module.parameters())
-    with pytest.raises(BackendError, match=r"log-probs of captured steps.*rollout\.graphs"):
+    with pytest.raises(BackendError, match=r"log-probs of rollouts.*rollout\.graphs"):
         parts.rollouts.epoch(0)
 
 
@@ -149,12 +149,20 @@ def test_a_run_with_graphs_is_the_run_without(rollout_of, captures, tmp_path, me
         rows = table(Path(run.output) / "metrics.csv")
         (file,) = result.rglob("*.safetensors")
         found[graphs] = load_file(file), [row.get("loss") for row in rows]
-        gaps = [row["logp_gap/captured"] for row in rows if "logp_gap/captured" in row]
+        gaps = [row["logp_gap"] for row in rows if "logp_gap" in row]
         assert gaps == [0.0, 0.0] * (graphs == "always" and run.method == "grpo")
     (a, losses), (b, others) = found.values()
     assert captures.followed > 0 and losses == others
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
     train(replace(run, epochs=3, rollout=replace(run.rollout, graphs="never")))  # which is free to change
+
+
+def test_the_autoencoder_decodes_in_the_precision_asked_for(rollout_of, checkpoint, alone):
+    given = {"rows": 2, "parameters": SMALL, "dtype": {"vae": "bfloat16"}}
+    parts = Parts(rollout_of(model=str(checkpoint("t2v")), rollout=given), alone)
+    with parts.live.serving("a test", sampler="flow_sde") as model:
+        dtypes = {name: next(model.instance.part(name).parameters()).dtype for name in ("vae", "transformer")}
+    assert dtypes == {"vae": torch.bfloat16, "transformer": torch.float32}
 
 
 def test_graphs_are_refused_where_there_are_none(run_with):

@@ -54,6 +54,15 @@ def test_at_the_first_update_after_sampling_every_ratio_is_exactly_one(rollout_o
         assert second["logp_abs_diff/step_0"] > 0, "the policy has moved"
 
 
+def test_in_throughput_mode_ratios_are_one_but_for_rounding_and_the_gap_is_measured(rollout_of, checkpoint):
+    fast = {"rows": 3, "mode": "throughput", "dtype": {"vae": "bfloat16"}, "parameters": WAN}
+    run = rollout_of(model=str(checkpoint("t2v")), rollout=fast, grpo={"clip": 1e-2})
+    train(run)
+    for row in metrics(run)[::2]:
+        assert row["ratio"] == pytest.approx(1, abs=1e-5) and row["approx_kl"] < 1e-10
+        assert row["logp_gap"] < 1e-5
+
+
 @pytest.mark.parametrize("settings", [{"method": "grpo", "lora": Lora(rank=2)}, {"method": "grpo", "ema": 0.9},
                                       {"method": "nft", "lora": Lora(rank=2)}, {"method": "nft"}])  # fmt: skip
 def test_a_run_stopped_and_continued_is_the_uninterrupted_one_bit_for_bit(
@@ -195,6 +204,8 @@ def test_a_run_is_not_continued_within_an_epoch(rollout_of, monkeypatch):
         ({"rollout": {"sampler": "euler"}}, "grpo learns from noise, and the sampler draws none: 'euler'"),
         ({"rollout": {"window": 3}}, "rollout.window leaves no step"),
         ({"rollout": {"prompts": "nowhere.txt"}}, "cannot read prompts"),
+        ({"rollout": {"dtype": {"transformer": "bfloat16"}}}, "rollout.dtype: no such encoder or autoencoder"),
+        ({"rollout": {"staleness": 1, "graphs": "always"}}, "not captured: 'always'"),
         ({"rollout": {"group_size": 1}}, "rollout.group_size must be at least 2"),
         ({"rollout": {"parameters": {"seed": 1}}}, "rollout.parameters takes no seed"),
     ],

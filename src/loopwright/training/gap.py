@@ -1,9 +1,11 @@
-"""How far log-probs of an optimised path lie from those of the same steps called one by one, eagerly.
+"""How far the log-probs of a rollout lie from those of the same steps as training computes them, one call at a time.
 
-    found = gap(model, samples, rows=24)        # 0.0 where captured steps are what they were captured from
+    found = gap(model, samples, run, rows=24)       # 0.0 where rollouts are exact: captured in fixed mode, same kernels
+    require(found, bound(run))
 
-Measured on one step of some samples an epoch, with the weights that sampled. A method compares log-probs of its own
-with the rollout's, so what is no policy's doing must stay below what it tells apart.
+Measured on one step of some samples an epoch, by the weights that sampled, whatever lies between: captured graphs,
+other partners in a call, kernels for sampling alone. Deliberately absent: the trainer's own forward of a sharded
+network, whose share the first `logp_abs_diff` of an epoch has.
 """
 
 from collections.abc import Sequence
@@ -12,14 +14,16 @@ import torch
 
 from ..api import Model
 from ..errors import BackendError
+from ..request import KERNELS
 from .methods.policy import Sample
+from .run import Run
 
-BOUND = 1e-6
+EXACT = 1e-6  # what exact rollouts may differ by
 
 
 @torch.no_grad()
-def gap(model: Model, samples: Sequence[Sample], rows: int) -> float:
-    """The largest difference of the first step that drew noise, of as many samples as a call has rows."""
+def gap(model: Model, samples: Sequence[Sample], run: Run, *, rows: int) -> float:
+    """The largest difference of the first step that drew noise, of as many samples as a forward of training has."""
     start = samples[0].request.noise_start or 0
     moves = [sample.moves[start] for sample in samples[:rows]]
     filled = [*moves, *[moves[0]] * (rows - len(moves))]
@@ -27,17 +31,25 @@ def gap(model: Model, samples: Sequence[Sample], rows: int) -> float:
     given = [{"latents": move.rows["latents"], "row": move.rows["row"], "sample": move.after} for move in filled]
     tensors = {name: torch.cat([each[name] for each in given]) for name in given[0]}
     lent = {name: (torch.cat([move.lent[name] for move in filled]),) for name in moves[0].lent}
-    with model.instance.using((str(moves[0].static["model"]),)) as parts:
-        again = moves[0].op(parts, **tensors, **lent, **moves[0].static)["log_prob"]
+    static = {**moves[0].static, "attention": run.attention, "kernels": KERNELS}
+    with model.instance.using((str(static["model"]),)) as parts:
+        again = moves[0].op(parts, **tensors, **lent, **static)["log_prob"]
     sampled = [move.log_prob for move in moves if move.log_prob is not None]
     return float((again[: len(moves)] - torch.cat(sampled)).abs().max())
 
 
-def require(found: float) -> None:
-    """Raise BackendError for a gap that a policy's update could be mistaken for."""
-    if not found <= BOUND:
+def bound(run: Run, asked: tuple[str, str]) -> float:
+    """The largest gap to learn with, of what was asked with this attention and these kernels: next to nothing where
+    rollouts are exact, else what ratios are clipped at, for an untouched policy must not be."""
+    assert run.rollout is not None
+    exact = run.rollout.mode == "fixed" and asked == (run.attention, KERNELS)
+    return EXACT if exact else run.grpo.clip
+
+
+def require(found: float, most: float) -> None:
+    """Raise BackendError for a gap that an update could be mistaken for."""
+    if not found <= most:
+        remedy = 'set rollout.graphs to "never", rollout.mode to "fixed", or leave attention and kernels to training\'s'
         raise BackendError(
-            f"log-probs of captured steps lie further than {BOUND:g} from those of the same steps run eagerly",
-            value=found,
-            remedy='set rollout.graphs to "never"',
+            f"log-probs of rollouts lie further than {most:g} from training's", value=found, remedy=remedy
         )

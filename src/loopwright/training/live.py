@@ -90,7 +90,9 @@ def instance_of(
     """An instance of the run's model that computes with these networks."""
     card = served(plan.card, sampler)
     dtype = plan.run.precision if sharded(plan.run, group) else "float32"
-    card = derive(card, components={name: replace(card.components[name], dtype=dtype) for name in experts(card)})
+    others = {} if plan.run.rollout is None else plan.run.rollout.dtype
+    precisions = {**others, **dict.fromkeys(experts(card), dtype)}
+    card = derive(card, components={n: replace(card.components[n], dtype=dtype) for n, dtype in precisions.items()})
     instance = Instance(
         card,
         catalog.loops(card),

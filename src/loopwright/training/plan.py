@@ -23,6 +23,7 @@ from ..api.model import sampler_of
 from ..backends.capture import require_capture
 from ..backends.compile import require_compiler
 from ..backends.device import pick, preferred_dtype, probe
+from ..backends.precision import DTYPES, FLOAT8
 from ..backends.registry import ATTENTIONS, KERNELS, require
 from ..card import Card, experts
 from ..data.buckets import choose
@@ -134,11 +135,12 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
     if run.evaluation and run.evaluation.judges:
         with closing(rewards.judges(run.evaluation.judges, run.rewards)) as judges:
             judges.require([rewards.Sample(each.text, nothing, each.facts) for each in judged])
+    _check_dtype(plan.card, rollout)
     policy = POLICIES[run.method]
     sampler = rollout.sampler or policy.sampler
     card = served(plan.card, sampler)
     validate(card, catalog.loops(card))
-    given = {"prompt": prompts[0].text, "seed": 0, "mode": "fixed", "rows": rollout.rows, **_noise(rollout)}
+    given = {"prompt": prompts[0].text, "seed": 0, **rollout.sharing, **_noise(rollout)}
     asked = resolve(card, **{"attention": run.attention, **rollout.parameters, **given})  # type: ignore[arg-type]
     stepper = SOLVERS[sampler_of(card)].stepper
     if policy.noisy and not stepper:
@@ -152,6 +154,16 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
     each = rollout.samples // run.batch_size
     steps = run.steps or (run.epochs or 0) * each
     return replace(plan, steps=steps, epochs=steps // each, asked=asked, prompts=prompts, judged=judged)
+
+
+def _check_dtype(card: Card, rollout: Rollout) -> None:
+    """Networks in training have the run's precision."""
+    others = [name for name, component in card.components.items() if component.dtype and name not in experts(card)]
+    for name, value in rollout.dtype.items():
+        if name not in others:
+            raise RequestError("rollout.dtype: no such encoder or autoencoder", value=name, choices=others)
+        if value not in DTYPES or value == FLOAT8:
+            raise RequestError(f"rollout.dtype.{name}: no such precision", value=value, choices=DTYPES[:-1])
 
 
 def _noise(rollout: Rollout) -> dict[str, int]:

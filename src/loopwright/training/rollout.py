@@ -19,12 +19,15 @@ from ..errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What is sampled anew each epoch, through the engine, in its fixed mode.
+    """What is sampled anew each epoch, through the engine.
 
     Attributes:
         prompts: a file of them, with facts that rewards read.
         held_out: prompts to evaluate with, each `evaluation.draws` times, without noise in the steps; None: `prompts`.
-        rows: of every call of the engine and of every forward in training, so that both give the same bits.
+        rows: of every forward in training, and in fixed mode of every call of the engine, so that both give the same
+            bits.
+        mode: the engine's. "throughput" calls as many rows as pay, and decodes together: faster, and log-probs are
+            those of training but for rounding (`logp_gap`).
         sampler: of `load`; None is the method's own.
         window: so many steps draw noise, one after the other from a step that is drawn once an epoch, the same for all
             samples; the others are the flow's own, and so is always the last. None: all but the last, or those that
@@ -33,18 +36,21 @@ class Rollout:
             is learnt from, by a copy of the networks; 0 is on policy.
         graphs: "always" captures denoising steps as CUDA graphs, with the same bits; "auto" is "always" on CUDA where
             nothing is sampled meanwhile, else "never".
-        parameters: those of a request.
+        dtype: of encoders and autoencoder by their names on the card, as `load` takes it; else the card's.
+        parameters: those of a request. Kernels and attention without a backward pass are for sampling alone.
     """
 
     prompts: str
     groups: int = 48
     group_size: int = 24
     rows: int = 24
+    mode: Literal["fixed", "throughput"] = "fixed"
     held_out: str | None = None
     sampler: Literal["flow_sde", "dance_sde", "cps", "euler", "unipc"] | None = None
     window: int | None = None
     staleness: Literal[0, 1] = 0
     graphs: Literal["auto", "always", "never"] = "auto"
+    dtype: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +67,11 @@ class Rollout:
         for name in ("mode", "rows", "seed", "output", *windowed):
             if name in self.parameters:
                 raise RequestError(f"rollout.parameters takes no {name}", value=self.parameters[name])
+
+    @property
+    def sharing(self) -> Mapping[str, str | int]:
+        """How requests share calls, as their parameters."""
+        return {"mode": self.mode, **({"rows": self.rows} if self.mode == "fixed" else {})}
 
     @property
     def samples(self) -> int:

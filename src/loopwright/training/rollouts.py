@@ -29,7 +29,7 @@ from ..request import Request
 from ..rewards import Composite
 from ..rewards import Sample as Shown
 from .advantages import Advantages, grouped
-from .gap import gap, require
+from .gap import EXACT, bound, gap, require
 from .live import Live
 from .methods.policy import Policy, Sample
 from .noise import generator
@@ -166,12 +166,14 @@ class Rollouts:
         return made, parts, perf_counter() - begun
 
     def _apart(self, model: Model, made: Sequence[Sample]) -> Metrics:
-        """How far captured steps lie from eager ones. Raises BackendError if that is too far."""
-        if model.graphs is None or not self._policy.noisy:
+        """How far log-probs lie from training's. Raises BackendError if that is too far."""
+        asked = (self._asked.attention, self._asked.kernels)
+        plain = model.graphs is None and bound(self._run, asked) == EXACT
+        if plain or not self._policy.noisy:
             return {}
-        found = gap(model, made, self._rollout.rows)
-        require(found)
-        return {"logp_gap/captured": found}
+        found = gap(model, made, self._run, rows=self._rollout.rows)
+        require(found, bound(self._run, asked))
+        return {"logp_gap": found}
 
     def _kept(self, result: Result) -> Sample:
         """What may be learnt from: latents of steps that drew noise alone, and none where noise teaches nothing."""

@@ -24,6 +24,7 @@ from torch import nn
 from ...card import whole
 from ...errors import RequestError
 from ...loops.denoise import denoise_step
+from ...request import KERNELS
 from ...sampling.stochastic import divergence
 from .batch import Batch, Losses, Material, Moment
 from .policy import Example, Reference, Sample, conditioning
@@ -68,7 +69,7 @@ class Grpo:
     sampler, noisy = "flow_sde", True
 
     def __init__(self, settings: Settings, material: Material, *, adapters: bool) -> None:
-        self._settings = settings
+        self._settings, self._attention = settings, material.attention
         assert material.asked is not None, "a plan has resolved it"
         self._steps, self._train_steps = (
             material.asked.num_inference_steps,
@@ -124,7 +125,8 @@ class Grpo:
         """The log-probs [B] of the samples and the steps' means, by the rollout's op."""
         known = {name: batch.tensors[name] for name in ("latents", "row", "sample")}
         lent = {name: (tensor,) for name, tensor in conditioning(batch).items()}
-        made = denoise_step({str(batch.static["model"]): network}, **known, **lent, **batch.static)  # type: ignore[arg-type]
+        static = {**batch.static, "attention": self._attention, "kernels": KERNELS}  # which have a backward pass
+        made = denoise_step({str(static["model"]): network}, **known, **lent, **static)  # type: ignore[arg-type]
         return made["log_prob"], made["mean"]
 
     def _towards(self, network: nn.Module, batch: Batch) -> torch.Tensor:
