@@ -27,7 +27,7 @@ from ...loops.denoise import denoise_step
 from ...request import KERNELS
 from ...sampling.stochastic import divergence
 from .batch import Batch, Losses, Material, Moment
-from .policy import Example, Reference, Sample, conditioning
+from .policy import Example, Reference, Sample, conditioning, taught
 
 FIRST = 2  # of a row's numbers, where those of the sampler begin: weights of latents and velocity, deviation
 
@@ -69,7 +69,7 @@ class Grpo:
     sampler, noisy = "flow_sde", True
 
     def __init__(self, settings: Settings, material: Material, *, adapters: bool) -> None:
-        self._settings, self._attention = settings, material.attention
+        self._settings, self._attention, self._roles = settings, material.attention, material.roles
         assert material.asked is not None, "a plan has resolved it"
         self._steps, self._train_steps = (
             material.asked.num_inference_steps,
@@ -92,9 +92,11 @@ class Grpo:
         """The steps that drew noise, or a share of them."""
         asked = sample.request
         assert asked.noise_start is not None and asked.noise_steps is not None
-        order = torch.randperm(asked.noise_steps, generator=source)
-        count = math.ceil(asked.noise_steps * self._settings.timesteps)
-        return [self._example(sample, asked.noise_start + place) for place in sorted(order[:count].tolist())]
+        drew = range(asked.noise_start, asked.noise_start + asked.noise_steps)
+        steps = [index for index in taught(sample.moves, self._roles) if index in drew]
+        order = torch.randperm(len(steps), generator=source)
+        count = math.ceil(len(steps) * self._settings.timesteps)
+        return [self._example(sample, steps[place]) for place in sorted(order[:count].tolist())]
 
     def losses(self, networks: Mapping[str, nn.Module], batch: Batch, moment: Moment) -> Losses:
         """The losses of steps [B], with what trust regions are watched by."""

@@ -21,7 +21,7 @@ from ...errors import RequestError
 from .. import noise
 from ..copies import Copy
 from .batch import Batch, Losses, Material, Moment
-from .policy import Example, Reference, Sample, conditioning
+from .policy import Example, Reference, Sample, conditioning, taught
 
 _LEAST = 1e-5  # of the mean absolute error that errors are divided by
 RAMP, HELD = 1e-3, 0.5  # how much of itself the old policy keeps: so much a step, at most
@@ -78,9 +78,10 @@ class Nft:
 
     def examples(self, sample: Sample, source: torch.Generator) -> Sequence[Example]:
         """The sample at each level of its schedule."""
+        moves = [sample.moves[index] for index in taught(sample.moves, self._material.roles)]
         return [
             Example({"latents": sample.latents, "row": move.rows["row"], **move.lent}, {"model": move.static["model"]})
-            for move in sample.moves
+            for move in moves
         ]
 
     def losses(self, networks: Mapping[str, nn.Module], batch: Batch, moment: Moment) -> Losses:

@@ -66,6 +66,11 @@ class Policy(Protocol):
         """What a checkpoint keeps of it besides the weights."""
 
 
+def taught(moves: Sequence[Move], roles: Sequence[str]) -> list[int]:
+    """Which of the steps are of a network that is trained: of two experts it may be one."""
+    return [index for index, move in enumerate(moves) if move.static["model"] in roles]
+
+
 class Reference:
     """The networks as they were before training: without their adapters, or with a copy of all weights."""
 
