@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fakes import Generous
+from loopwright.engine import merge
 from loopwright.engine.events import Artifact, Stepped
 from loopwright.engine.execute import eager
 from loopwright.engine.job import Job
@@ -171,6 +172,16 @@ def meddling(parts, *, latents, **arguments):
 
 
 denoise_step = denoise.denoise_step
+
+
+def test_what_is_proved_of_a_model_is_not_proved_again_by_the_next_who_runs_it(ask, monkeypatch):
+    model, request = ask("t2v", mode="fixed", rows=2, output="latents")
+    proofs = []
+    monkeypatch.setattr(model.instance, "proved", set())
+    monkeypatch.setattr(merge, "prove", lambda *given: proofs.append(given))
+    for seed in range(3):
+        list(model.run_all([replace(request, seed=seed)]))
+    assert len(proofs) == 1
 
 
 def test_rows_that_read_each_other_are_found_before_fixed_mode_is_used(ask, monkeypatch):

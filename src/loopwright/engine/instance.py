@@ -27,7 +27,7 @@ from ..backends.registry import require, require_precision
 from ..backends.usage import free_bytes
 from ..card import Card, Component, Value, experts
 from ..errors import BackendError, CardError, StaleError
-from ..loop import Binding
+from ..loop import Binding, Key
 from ..program import Loops, validate
 from ..request import ATTENTION, KERNELS, Request
 from ..weights import lora
@@ -77,7 +77,8 @@ class Instance:
     generators they name; such a generator is a component of its own, beside the plain one of another instance.
 
     `crew` are the jobs under way. Where these keep weights that are replaced beside them, `successor` is the instance
-    with the new ones; this one lets go of the old when the last of its crew has ended.
+    with the new ones; this one lets go of the old when the last of its crew has ended. `proved` are the keys and
+    rows of which it is known that a row's bits depend on nobody, by whoever ran them first.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Instance:
         self.crew = Crew()
         self.successor: Instance | None = None
         self._retired = False
+        self.proved: set[tuple[Key, int]] = set()
 
     @property
     def memory(self) -> str:

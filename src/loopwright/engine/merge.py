@@ -17,7 +17,7 @@ import torch
 
 from ..caches.pool import Storage
 from ..errors import BackendError
-from ..loop import Key, Result, Step, Tensors, Unit, versionless
+from ..loop import Result, Step, Tensors, Unit, versionless
 from .execute import Call, Executor, Handles, eager
 from .flags import Flags
 from .instance import Instance
@@ -29,12 +29,11 @@ _TRIALS = 3
 
 
 class Merger:
-    """Keeps the conditioning of groups that share calls, and which keys have been proved. One per runner."""
+    """Keeps the conditioning of groups that share calls. One per runner."""
 
     def __init__(self, execute: Executor = eager) -> None:
         self._execute = execute
         self._groups: dict[tuple[str, ...], dict[str, torch.Tensor]] = {}
-        self._proved: set[tuple[Key, int]] = set()
         self.calls = 0
         self.rows = 0
 
@@ -70,9 +69,9 @@ class Merger:
 
     def _prove(self, model: Instance, call: Call, rows: int, mode: str) -> None:
         name = (versionless(call.key), rows)  # by which kernels a row is computed, no weight decides
-        if mode == "fixed" and rows > 1 and name not in self._proved:
+        if mode == "fixed" and rows > 1 and name not in model.proved:
             prove(model, call, rows)
-            self._proved.add(name)
+            model.proved.add(name)
 
 
 def prove(model: Instance, call: Call, rows: int) -> None:
