@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError
 from loopwright.training import rollouts, session
-from loopwright.training.behaviour import Behaviour
 from loopwright.training.plan import make as plan_of
 from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
@@ -211,7 +210,7 @@ def test_what_ends_the_sampling_ends_the_run_with_its_cause(overlapping, monkeyp
 
 
 def test_what_ends_the_training_ends_the_sampling_after_its_wave(overlapping, monkeypatch):
-    waves, told, real_run, real_stop = [], threading.Event(), rollouts.Model.run_all, Behaviour.stop
+    waves, told, real_run, real_stop = [], threading.Event(), rollouts.Model.run_all, rollouts.Rollouts.stop
 
     def run_all(self, requests, **named):
         waves.append(self.source)
@@ -226,7 +225,7 @@ def test_what_ends_the_training_ends_the_sampling_after_its_wave(overlapping, mo
     def stepped(self, step):
         raise ZeroDivisionError("in the update")
 
-    monkeypatch.setattr(Behaviour, "stop", stop)
+    monkeypatch.setattr(rollouts.Rollouts, "stop", stop)
     monkeypatch.setattr(rollouts.Model, "run_all", run_all)
     monkeypatch.setattr(Trainer, "_stepped", stepped)
     with pytest.raises(ZeroDivisionError, match="in the update"):

@@ -49,7 +49,7 @@ class Ahead:
 
     def close(self) -> None:
         """End the sampling. What it failed at, if it did, is asked for again when the run is continued."""
-        self._behaviour.stop()
+        self._rollouts.stop()
         self._thread.shutdown()
 
     def _begun(self, epoch: int) -> Future[Sampled]:

@@ -23,13 +23,14 @@ from torch import nn
 from .. import catalog
 from ..api import Model
 from ..backends.capture import capture_on
-from ..card import derive, experts
+from ..card import Card, derive, experts
 from ..distributed.group import Group
 from ..engine.graphs import Graphs
 from ..engine.instance import Instance
 from ..engine.store import Store
 from .networks import served, sharded
 from .plan import Plan
+from .run import Run
 from .sleep import Turns
 from .twins import Twins
 
@@ -54,8 +55,7 @@ class Live:
         instance = self._instances.get(sampler)
         if instance is None:
             given = self._networks if self._twins is None else self._twins.modules
-            made = instance_of(self._plan, self._group, given, self.store, sampler)
-            instance = self._instances[sampler] = made
+            instance = self._instances[sampler] = self._instance(given, sampler)
         if self._twins is not None:
             self._twins.follow()
         for role, network in self._networks.items():
@@ -67,6 +67,11 @@ class Live:
         finally:
             for network in self._networks.values():
                 network.train()
+
+    def _instance(self, given: Mapping[str, nn.Module], sampler: str | None) -> Instance:
+        run, device = self._plan.run, str(self._group.device)
+        dtype = run.precision if sharded(run, self._group) else "float32"
+        return instance_of(run, self._plan.card, given, self.store, sampler=sampler, dtype=dtype, device=device)
 
     def _captured(self) -> Graphs | None:
         """What captures steps; None where they run eagerly."""
@@ -85,19 +90,25 @@ class Live:
 
 
 def instance_of(
-    plan: Plan, group: Group, networks: Mapping[str, nn.Module], store: Store, sampler: str | None
+    run: Run,
+    card: Card,
+    networks: Mapping[str, nn.Module],
+    store: Store,
+    *,
+    sampler: str | None,
+    dtype: str,
+    device: str,
 ) -> Instance:
-    """An instance of the run's model that computes with these networks."""
-    card = served(plan.card, sampler)
-    dtype = plan.run.precision if sharded(plan.run, group) else "float32"
-    others = {} if plan.run.rollout is None else plan.run.rollout.dtype
+    """An instance of the run's model, under that sampler, that computes with these networks in that precision."""
+    card = served(card, sampler)
+    others = {} if run.rollout is None else run.rollout.dtype
     precisions = {**others, **dict.fromkeys(experts(card), dtype)}
     card = derive(card, components={n: replace(card.components[n], dtype=dtype) for n, dtype in precisions.items()})
     instance = Instance(
         card,
         catalog.loops(card),
         store,
-        device=str(group.device),
+        device=device,
         locate=catalog.locate,
         prepare=catalog.preparation(card),
     )

@@ -53,10 +53,10 @@ def _loaded(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
     return network
 
 
-def copied(card: Card, role: str, run: "Run", group: Group) -> nn.Module:
+def copied(card: Card, role: str, run: "Run", device: str) -> nn.Module:
     """The network as it is served, whole and frozen, with adapters if the run has some; their values are not told."""
     component = replace(card.components[role], dtype=run.precision)
-    network = load_component(component, catalog.locate(card, component), str(group.device))
+    network = load_component(component, catalog.locate(card, component), device)
     assert isinstance(network, nn.Module)
     catalog.preparation(card)(component, network)
     if run.lora is not None:

@@ -52,7 +52,8 @@ from .settings import leaves, plain
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
 _LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
-_FREE = (*_LENGTH, *_RESULT, "rollout.graphs", "device", "checkpoints", "evaluation", "previews", "sleep", "train_only")
+_PLACE = ("rollout.graphs", "rollout.engines", "sleep", "device", "train_only")
+_FREE = (*_LENGTH, *_RESULT, *_PLACE, "checkpoints", "evaluation", "previews")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
 Say = Callable[[str], None]
@@ -127,6 +128,8 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
     if run.parallel != "shard" and run.precision != "float32":
         remedy = "set precision to float32 or parallel to shard, so that training computes what sampling does"
         raise RequestError("rollouts with whole weights in each process", value=run.precision, remedy=remedy)
+    if rollout.engines:
+        _check_engines(rollout.engines, pick(run.device))
     prompts = prompts_of(rollout.prompts)
     judged = prompts if rollout.held_out is None else prompts_of(rollout.held_out)
     nothing = torch.empty(0, 0, 0, 3, dtype=torch.uint8)
@@ -166,6 +169,18 @@ def _check_dtype(card: Card, rollout: Rollout) -> None:
             raise RequestError(f"rollout.dtype.{name}: no such precision", value=value, choices=DTYPES[:-1])
 
 
+def _check_engines(engines: int, device: str) -> None:
+    """Raise where engines of their own cannot be had."""
+    if size() > 1:
+        remedy = "train in one process, or set rollout.engines to 0"
+        raise RequestError("rollout.engines are one training process's", value=f"{size()} processes", remedy=remedy)
+    if importlib.util.find_spec("ray") is None:
+        raise BackendError("rollout.engines cannot be had", value="ray", remedy="pip install 'loopwright[train]'")
+    if device.startswith("cuda") and torch.cuda.device_count() <= engines:
+        what = f"{engines} engines and {torch.cuda.device_count()} GPUs"
+        raise BackendError("rollout.engines need a GPU each beside this one's", value=what, remedy="ask for fewer")
+
+
 def _noise(rollout: Rollout) -> dict[str, int]:
     return {} if rollout.window is None else {"noise_steps": rollout.window}
 
@@ -197,7 +212,8 @@ def _resolved(run: Run, device: str) -> Run:
 
 def _graphs(rollout: Rollout, device: str) -> Literal["always", "never"]:
     """Raises BackendError where they are asked for and the device has none."""
-    can = device.startswith("cuda") and not rollout.staleness  # else another thread uses the device meanwhile
+    elsewhere = rollout.staleness or rollout.engines  # in another thread, or not on this device
+    can = device.startswith("cuda") and not elsewhere
     if rollout.graphs == "never" or (rollout.graphs == "auto" and not can):
         return "never"
     require_capture(device)

@@ -37,6 +37,8 @@ class Rollout:
         graphs: "always" captures denoising steps as CUDA graphs, with the same bits; "auto" is "always" on CUDA where
             nothing is sampled meanwhile, else "never".
         dtype: of encoders and autoencoder by their names on the card, as `load` takes it; else the card's.
+        engines: so many sample instead of this process, each in one of its own, by Ray, on a GPU of its own behind this
+            one's. Weights are sent to them, and samples are the same. 0: this process samples.
         parameters: those of a request. Kernels and attention without a backward pass are for sampling alone.
     """
 
@@ -50,11 +52,12 @@ class Rollout:
     window: int | None = None
     staleness: Literal[0, 1] = 0
     graphs: Literal["auto", "always", "never"] = "auto"
+    engines: int = 0
     dtype: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("groups", 1), ("group_size", 2), ("rows", 1), ("window", 1)):
+        for name, least in (("groups", 1), ("group_size", 2), ("rows", 1), ("window", 1), ("engines", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RequestError(f"rollout.{name} must be at least {least}", value=value)
@@ -63,6 +66,9 @@ class Rollout:
             raise RequestError(
                 "what is sampled while another thread trains is not captured", value="always", remedy=remedy
             )
+        if self.engines and (self.graphs == "always" or self.mode != "fixed"):
+            remedy = "leave rollout.graphs and rollout.mode out"
+            raise RequestError("engines capture nothing, and call in fixed mode", value=self.mode, remedy=remedy)
         windowed = () if self.window is None else ("noise_start", "noise_steps")
         for name in ("mode", "rows", "seed", "output", *windowed):
             if name in self.parameters:

@@ -49,7 +49,7 @@ class RolloutFeed:
     def start(self) -> Position:
         """Before the first epoch."""
         assert self._run.rollout is not None
-        same = replace(self._run.rollout, graphs="auto")  # whatever is captured, samples are the same
+        same = replace(self._run.rollout, graphs="auto", engines=0)  # whoever makes them, samples are the same
         name = (same, self._run.batch_size, self._run.seed)
         return Position(0, 0, sha256(repr(name).encode()).hexdigest())
 

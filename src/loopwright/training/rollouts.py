@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from threading import Event
 from time import perf_counter
 from typing import TypeVar
 
@@ -35,10 +36,12 @@ from .methods.policy import Policy, Sample
 from .noise import generator
 from .plan import Plan, Say
 from .prompts import Prompt, taken
+from .sampler import Sampler
 
 CALLS = 4  # that a wave of samples fills, before they are scored
 REASONS = 5  # for missing scores that are told, the commonest
 Metrics = dict[str, float]
+Serving = Callable[[int], AbstractContextManager[Sampler]]  # what samples an epoch with the weights as they are
 T = TypeVar("T")
 Parts = Mapping[str, Sequence[float | None]]
 
@@ -82,26 +85,47 @@ class Sampled:
     metrics: Metrics
 
 
+class Stopped(Exception):
+    """Samples that nobody wants any more are not made."""
+
+
 class Rollouts:
     """The rollouts of a run in one process of its group. Which samples were not scored, and why, is said.
 
     Attributes:
         sampler: by which all is sampled; None is the card's own.
+
+    `serving` gives what samples; by default the networks as they are, in this process.
     """
 
-    def __init__(self, plan: Plan, group: Group, live: Live, policy: Policy, score: Composite, *, say: Say) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        group: Group,
+        live: Live,
+        policy: Policy,
+        score: Composite,
+        *,
+        say: Say,
+        serving: Serving | None = None,
+    ) -> None:
         assert plan.run.rollout is not None and plan.asked is not None
         self._run, self._rollout, self._asked = plan.run, plan.run.rollout, plan.asked
         self._prompts = plan.prompts
         self._group, self._live, self._policy, self._score, self._say = group, live, policy, score, say
+        self._serving = self._here if serving is None else serving
+        self._stopped = Event()
         self.sampler = self._rollout.sampler or policy.sampler
 
     def epoch(self, epoch: int) -> Drawn:
         """Sample and score. A collective. Raises StateError, in all processes, where not one sample was scored."""
         return self.drawn(self.sample(epoch, lambda: self._now(epoch)))
 
-    def sample(self, epoch: int, serving: Callable[[], AbstractContextManager[Model]]) -> Sampled:
-        """This process's samples of an epoch, by that model, and what rewards say of them. From any thread."""
+    def sample(self, epoch: int, serving: Callable[[], AbstractContextManager[Sampler]]) -> Sampled:
+        """This process's samples of an epoch, by that model, and what rewards say of them. From any thread.
+
+        Raises Stopped, before the next wave, if it is told to stop.
+        """
         begun, before = perf_counter(), self._score.failures
         asked = list(self._requests(epoch))
         with serving() as model:
@@ -125,11 +149,18 @@ class Rollouts:
         self._tell(sampled.epoch, measured, sampled.reasons)
         return Drawn(kept, Scored(asked[0].number, made[0], 0.0), {**measured, **sampled.metrics})
 
+    def stop(self) -> None:
+        """No samples are wanted any more."""
+        self._stopped.set()
+
     @contextmanager
-    def _now(self, epoch: int) -> Iterator[Model]:
+    def _now(self, epoch: int) -> Iterator[Sampler]:
         """The weights that sample as they are now, served."""
-        with self._policy.sampling(), self._live.serving(f"epoch {epoch}", sampler=self.sampler) as model:
+        with self._policy.sampling(), self._serving(epoch) as model:
             yield model
+
+    def _here(self, epoch: int) -> AbstractContextManager[Sampler]:
+        return self._live.serving(f"epoch {epoch}", sampler=self.sampler)
 
     def _requests(self, epoch: int) -> Iterator[Asked]:
         """This process's, group after group."""
@@ -152,11 +183,13 @@ class Rollouts:
         start = int(torch.randint(last - width + 1, (), generator=source))
         return replace(self._asked, noise_start=start, noise_steps=width)
 
-    def _made(self, model: Model, asked: Sequence[Asked]) -> tuple[list[Sample], Parts, float]:
+    def _made(self, model: Sampler, asked: Sequence[Asked]) -> tuple[list[Sample], Parts, float]:
         """The samples in their order, their scores by reward, and the seconds that scoring was waited for."""
         made, scored = list[Sample](), list[Future[Parts]]()
         with ThreadPoolExecutor(1) as scorer:
-            for wave in chunks(asked, CALLS * self._rollout.rows):
+            for wave in chunks(asked, CALLS * self._rollout.rows * max(1, self._rollout.engines)):
+                if self._stopped.is_set():
+                    raise Stopped
                 ordered = results(model, wave, recorded=True)
                 seen = [shown(result, each.prompt) for result, each in zip(ordered, wave, strict=True)]
                 scored.append(scorer.submit(self._score.parts, seen))
@@ -165,9 +198,11 @@ class Rollouts:
             parts = joined([each.result() for each in scored])
         return made, parts, perf_counter() - begun
 
-    def _apart(self, model: Model, made: Sequence[Sample]) -> Metrics:
+    def _apart(self, model: Sampler, made: Sequence[Sample]) -> Metrics:
         """How far log-probs lie from training's. Raises BackendError if that is too far."""
         asked = (self._asked.attention, self._asked.kernels)
+        if not isinstance(model, Model):  # engines are exact
+            return {}
         plain = model.graphs is None and bound(self._run, asked) == EXACT
         if plain or not self._policy.noisy:
             return {}
@@ -217,7 +252,7 @@ class Rollouts:
             raise StateError(f"not one sample of epoch {epoch} was scored", remedy=remedy)
 
 
-def results(model: Model, asked: Sequence[Asked], *, recorded: bool) -> list[Result]:
+def results(model: Sampler, asked: Sequence[Asked], *, recorded: bool) -> list[Result]:
     """What comes of these requests, in their order."""
     requests = [each.request for each in asked]
     made = {result.request: result for result in model.run_all(requests, recorded=recorded)}

@@ -7,8 +7,9 @@ Started in several processes by torchrun or `distributed.launch`, all of them ca
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -22,10 +23,12 @@ from ..distributed.group import Group, joined
 from ..distributed.shard import trained
 from ..files import replacing
 from ..request import KERNELS
+from ..rewards import Composite
 from . import export, networks, summary
 from .ahead import Ahead
 from .behaviour import Behaviour
 from .checkpoint import Checkpoints
+from .engines import Engines
 from .feed import Prepared, prepare
 from .held_out import HeldOut
 from .interrupt import asked
@@ -123,8 +126,7 @@ class Session:
         feed, kept = supply.feed, dict[str, torch.Tensor]()
         if supply.score is not None:
             policy = cast(Policy, method)
-            self._rollouts = Rollouts(plan, group, self._live, policy, supply.score, say=self._display.say)
-            source, behind = self._source(self._rollouts, policy, loaded, ending)
+            self._rollouts, source, behind = self._sampled(self._live, policy, supply.score, loaded, ending)
             feed, kept = RolloutFeed(source, policy, run, group), {**policy.tensors(), **behind}
             scores = {"reward": supply.score} | ({"judge": supply.judges} if supply.judges else {})
             for each in scores.values():
@@ -148,18 +150,22 @@ class Session:
         self._live.turns.trains(trainer.idle())
         return trainer
 
-    def _source(
-        self, rollouts: Rollouts, policy: Policy, loaded: Mapping[str, nn.Module], ending: ExitStack
-    ) -> tuple[Epochs, Mapping[str, torch.Tensor]]:
-        """Where epochs come from, which may begin before they are asked for, and what a checkpoint keeps of that."""
-        plan, group, live = self.plan, self._group, self._live
-        assert plan.run.rollout is not None and live is not None
+    def _sampled(
+        self, live: Live, policy: Policy, score: Composite, loaded: Mapping[str, nn.Module], ending: ExitStack
+    ) -> tuple[Rollouts, Epochs, Mapping[str, torch.Tensor]]:
+        """Rollouts, where epochs come from, perhaps before they are asked for, and what a checkpoint keeps of that."""
+        plan, group, say = self.plan, self._group, self._display.say
+        assert plan.run.rollout is not None
+        sampler, engines, serving = plan.run.rollout.sampler or policy.sampler, None, None
+        if plan.run.rollout.engines:
+            engines = ending.enter_context(closing(Engines(plan, group, sampler)))
+            serving = partial(engines.after, loaded)
+        rollouts = Rollouts(plan, group, live, policy, score, say=say, serving=serving)
         if not plan.run.rollout.staleness:
-            return rollouts, {}
-        behaviour = Behaviour(plan, group, live, loaded, plan.run.rollout.sampler or policy.sampler)
-        ahead = Ahead(rollouts, behaviour, group, epochs=plan.epochs)
-        ending.callback(ahead.close)
-        return ahead, behaviour.tensors()
+            return rollouts, rollouts, {}
+        behaviour = Behaviour(plan, group, live, loaded, sampler=sampler, engines=engines)
+        ahead = ending.enter_context(closing(Ahead(rollouts, behaviour, group, epochs=plan.epochs)))
+        return rollouts, ahead, behaviour.tensors()
 
     def _material(self, supply: Supply, loaded: Mapping[str, nn.Module]) -> Material:
         plan, run = self.plan, self.plan.run

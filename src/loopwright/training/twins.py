@@ -24,7 +24,7 @@ class Twins:
     """Copies of networks, by their names on the card."""
 
     def __init__(self, plan: Plan, group: Group, networks: Mapping[str, nn.Module]) -> None:
-        self.modules = {role: loading.copied(plan.card, role, plan.run, group) for role in networks}
+        self.modules = {role: loading.copied(plan.card, role, plan.run, str(group.device)) for role in networks}
         for module in self.modules.values():
             align(module)
         self._trained = trained(networks)
