@@ -100,10 +100,16 @@ def untimed(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "parallel"), [("grpo", "shard"), ("nft", "replicate")])
-def test_two_processes_that_share_out_groups_are_one_but_for_rounding(rollout_of, labels, tmp_path, method, parallel):
+@pytest.mark.parametrize(
+    ("method", "parallel", "mode"),
+    [("grpo", "shard", "fixed"), ("grpo", "shard", "throughput"), ("nft", "replicate", "fixed")],
+)
+def test_two_processes_that_share_out_groups_are_one_but_for_rounding(
+    rollout_of, labels, tmp_path, method, parallel, mode
+):
     run = rollout_of(method, parallel=parallel, reward="halting", epochs=2, checkpoints={"every": 4},
-                     rollout={"groups": 4, "group_size": 4})  # fmt: skip
+                     evaluation=Evaluation(every=2, draws=3),
+                     rollout={"groups": 4, "group_size": 4, "mode": mode})  # fmt: skip
     one, two = (replace(run, output=str(tmp_path / name)) for name in ("one", "two"))
     alone = weights(one)
     (tmp_path / "two.yaml").write_text(text(two))
@@ -115,7 +121,7 @@ def test_two_processes_that_share_out_groups_are_one_but_for_rounding(rollout_of
     for name, tensor in alone.items():
         assert (together[name] - tensor).norm() <= 1e-2 * (tensor - before[name]).norm()
     for ours, theirs in zip(metrics(two), metrics(one), strict=True):
-        for name in ("loss", "reward_mean", "not_scored", "grad_norm"):
+        for name in ("loss", "reward_mean", "not_scored", "grad_norm", "held_out/reward", "held_out/diversity_ratio"):
             assert (name in ours) == (name in theirs)
             assert ours.get(name, 0) == pytest.approx(theirs.get(name, 0), rel=1e-3, abs=1e-6)
 

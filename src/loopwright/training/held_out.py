@@ -4,8 +4,8 @@
     held.measure(500)       # {"held_out/reward": 0.8, "held_out/judge": 0.4, "held_out/diversity_ratio": 0.9, ...}
 
 Each time the same requests, without noise in the steps. A reward that rises while the judges do not, or the samples of
-a prompt become one, has found what the scorer falls for. All processes sample, since each may hold a part of the
-weights; the first decodes, scores and leaves a sheet of the samples among the previews.
+a prompt become one, has found what the scorer falls for. All processes make all of the samples, since each may hold a
+part of the weights; the first has them scored, and leaves a sheet of them among the previews.
 """
 
 import math
@@ -41,9 +41,8 @@ class HeldOut:
         self._scores, self._draws = scores, plan.run.evaluation.draws
         self._size = CALLS * plan.run.rollout.rows
         quiet = plan.asked if plan.asked.noise_steps is None else replace(plan.asked, noise_steps=0)
-        output = quiet.output if group.first else "latents"
         self._asked = [
-            Asked(0, prompt, replace(quiet, prompt=prompt.text, seed=seed_of("judge", place, draw), output=output))
+            Asked(0, prompt, replace(quiet, prompt=prompt.text, seed=seed_of("judge", place, draw)))
             for place, prompt in enumerate(plan.judged)
             for draw in range(self._draws)
         ]

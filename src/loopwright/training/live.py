@@ -43,7 +43,9 @@ class Live:
         self.store = Store()
         self._instances: dict[str | None, Instance] = {}
         self._graphs, self._twins = self._captured(), None
-        if self._graphs is not None and sharded(plan.run, group):
+        free = plan.run.rollout is not None and plan.run.rollout.mode == "throughput"
+        # processes that share shards have to call them equally often, which free batches do not
+        if (self._graphs is not None or free) and sharded(plan.run, group):
             self._twins = Twins(plan, group, networks)
         assert plan.run.sleep is not None, "a plan resolves it"
         self.turns = Turns(plan.run.sleep)
