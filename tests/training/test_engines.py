@@ -151,6 +151,13 @@ def test_what_cannot_be_is_told_before_anything_is_written(rollout_of, changes, 
         plan.make(rollout_of(rollout=changes))
 
 
+def test_engines_compute_as_training_does(rollout_of, checkpoint):
+    run = rollout_of(model=str(checkpoint("t2v")), rollout={"engines": 1, "parameters": WAN | {"attention": "math"}})
+    with pytest.raises(RequestError, match="engines compute as training does"):
+        plan.make(run)
+    plan.make(replace(run, attention="math"))
+
+
 def test_several_training_processes_have_no_engines(rollout_of, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RequestError, match="engines are one training process's: '2 processes'"):

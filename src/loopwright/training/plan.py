@@ -39,6 +39,7 @@ from ..errors import BackendError, RequestError, StateError
 from ..loops.denoise import SOLVERS
 from ..loops.noise import with_noise
 from ..program import resolve, validate
+from ..request import KERNELS as PLAIN
 from ..request import Request
 from . import drawn
 from .methods import POLICIES, autoencoder
@@ -152,11 +153,21 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
             f"{run.method} learns from noise, and the sampler draws none", value=sampler, choices=choices
         )
     asked, last = with_noise(asked, stepper), asked.num_inference_steps - 1
+    if rollout.engines:
+        _check_exact(run, asked)
     if rollout.window is not None and rollout.window > last:
         raise RequestError("rollout.window leaves no step without noise", value=rollout.window, remedy=f"1 to {last}")
     each = rollout.samples // run.batch_size
     steps = run.steps or (run.epochs or 0) * each
     return replace(plan, steps=steps, epochs=steps // each, asked=asked, prompts=prompts, judged=judged)
+
+
+def _check_exact(run: Run, asked: Request) -> None:
+    """Raise where log-probs would not be training's: how far apart they are is measured in this process alone."""
+    ours, theirs = (run.attention, PLAIN), (asked.attention, asked.kernels)
+    if ours != theirs:
+        remedy = "leave attention and kernels out of rollout.parameters, or set rollout.engines to 0"
+        raise RequestError("rollout.engines compute as training does", value=theirs, choices=(ours,), remedy=remedy)
 
 
 def _check_dtype(card: Card, rollout: Rollout) -> None:
