@@ -89,6 +89,7 @@ def rewards_file(tmp_path_factory) -> Path:
         "def broken(samples): return [float('nan') if int(s.frames.sum()) % 5 == 0 else 0.5 for s in samples]\n"
         "def only_light(samples): return [b if s.prompt == 'light' else None for s, b in"
         " zip(samples, bright(samples))]\n"
+        "def mute(samples): return [float('nan')] * len(samples)\n"
         "def nothing(samples): return [None] * len(samples)\n"
     )
     return path

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,8 +49,11 @@ def test_the_judge_sees_the_very_samples_that_the_reward_sees(judged, rewards_fi
 
 
 def test_each_evaluation_leaves_a_sheet_and_what_a_judge_could_not_say_is_left_out_and_counted(judged):
-    run = judged("nothing")
-    train(run)
+    run, said = judged("mute"), []
+    train(run, SimpleNamespace(say=said.append, step=lambda *given: None, encoding=lambda *given: None))
+    assert (
+        said[0].startswith("after step 0: 6 held-out samples have no judge; ") and "not a finite number (6)" in said[0]
+    )
     for row in rows_of(run):
         assert row["held_out/not_scored/judge"] == 6 and row["held_out/not_scored/reward"] == 0
         assert "held_out/judge" not in row and 0 < row["held_out/reward"] < 1

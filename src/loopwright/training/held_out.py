@@ -1,6 +1,6 @@
 """Prompts held out, sampled now and then: what rewards say that are trained on, and judges that are not, of the same.
 
-    held = HeldOut(plan, group, live, {"reward": score, "judge": judges}, sampler="flow_sde")
+    held = HeldOut(plan, group, live, {"reward": score, "judge": judges}, sampler="flow_sde", say=print)
     held.measure(500)       # {"held_out/reward": 0.8, "held_out/judge": 0.4, "held_out/diversity_ratio": 0.9, ...}
 
 Each time the same requests, without noise in the steps. A reward that rises while the judges do not, or the samples of
@@ -21,9 +21,9 @@ from ..api import Model
 from ..distributed.group import Group
 from ..rewards import Composite, Sample
 from .live import Live
-from .plan import Plan
+from .plan import Plan, Say
 from .previews import FOLDER
-from .rollouts import CALLS, Asked, Metrics, Parts, chunks, joined, results, seed_of, shown
+from .rollouts import CALLS, Asked, Metrics, Parts, chunks, joined, results, seed_of, shown, told
 from .sinks import METRICS, table
 
 ROWS = COLUMNS = 4  # of a sheet: prompts, and samples of each
@@ -34,10 +34,10 @@ class HeldOut:
     """The prompts of a run that are held out, with who scores them, by what the weighted sum is called."""
 
     def __init__(
-        self, plan: Plan, group: Group, live: Live, scores: Mapping[str, Composite], *, sampler: str | None
+        self, plan: Plan, group: Group, live: Live, scores: Mapping[str, Composite], *, sampler: str | None, say: Say
     ) -> None:
         assert plan.run.evaluation is not None and plan.run.rollout is not None and plan.asked is not None
-        self._plan, self._group, self._live, self._sampler = plan, group, live, sampler
+        self._plan, self._group, self._live, self._sampler, self._say = plan, group, live, sampler, say
         self._scores, self._draws = scores, plan.run.evaluation.draws
         self._size = CALLS * plan.run.rollout.rows
         quiet = plan.asked if plan.asked.noise_steps is None else replace(plan.asked, noise_steps=0)
@@ -49,12 +49,18 @@ class HeldOut:
 
     def measure(self, step: int) -> Metrics:
         """Means over all samples, in the first process; of what could not be scored, nothing. A collective."""
+        before = {kind: score.failures for kind, score in self._scores.items()}
         with self._live.serving(f"judged after step {step}", sampler=self._sampler) as model:
             samples, parts = self._made(model)
         if not self._group.first:
             return {}
         self._write(step, samples)
-        return self._means(parts) | self._apart(samples)
+        measured = self._means(parts) | self._apart(samples)
+        for kind, score in self._scores.items():
+            if missing := int(measured[f"held_out/not_scored/{kind}"]):
+                why = told(score.failures - before[kind])
+                self._say(f"after step {step}: {missing} held-out samples have no {kind}{why}")
+        return measured
 
     def _made(self, model: Model) -> tuple[list[Sample], dict[str, Parts]]:
         """The samples, and what rewards and judges say of each."""

@@ -132,7 +132,8 @@ class Session:
             for each in scores.values():
                 self._live.turns.serves(each.sleep)
             if run.evaluation is not None:
-                self._held = HeldOut(plan, group, self._live, scores, sampler=self._rollouts.sampler)
+                self._held = HeldOut(plan, group, self._live, scores, sampler=self._rollouts.sampler,
+                                     say=self._display.say)  # fmt: skip
         assert feed is not None, "what has no feed has a score"
         trainer = Trainer(
             run,
