@@ -121,6 +121,18 @@ def test_a_captured_rollouts_record_is_the_eager_ones_also_after_an_update(run_w
     assert drawn.metrics["logp_gap"] == 0
 
 
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_twin_shares_what_is_not_trained_and_has_copies_of_the_rest(run_with, alone, captures, adapters):
+    parts = Parts(run_with("always", lora=Lora(rank=2) if adapters else None), alone)
+    twin = parts.live._twins.modules["transformer"]
+    shared = {
+        name: twin.get_parameter(name).data_ptr() == local(parameter.detach()).data_ptr()
+        for name, parameter in parts.networks["transformer"].named_parameters()
+    }
+    assert any("lora_" in name for name in shared) == adapters
+    assert all(same_place == (adapters and "lora_" not in name) for name, same_place in shared.items())
+
+
 def moved(parameters) -> None:
     """New weights elsewhere."""
     for parameter in parameters:

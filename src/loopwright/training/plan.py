@@ -216,15 +216,16 @@ def _resolved(run: Run, device: str) -> Run:
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
     overlaps = run.rollout is not None and run.rollout.staleness > 0
     sleep = run.sleep or ("nobody" if overlaps else "serving")
-    rollout = None if run.rollout is None else replace(run.rollout, graphs=_graphs(run.rollout, device))
+    rollout = None if run.rollout is None else replace(run.rollout, graphs=_graphs(run, run.rollout, device))
     optimiser = replace(run.optimiser, lr=lr)
     return replace(run, precision=precision, sleep=sleep, optimiser=optimiser, rollout=rollout)  # type: ignore[arg-type]
 
 
-def _graphs(rollout: Rollout, device: str) -> Literal["always", "never"]:
+def _graphs(run: Run, rollout: Rollout, device: str) -> Literal["always", "never"]:
     """Raises BackendError where they are asked for and the device has none."""
     elsewhere = rollout.staleness or rollout.engines  # in another thread, or not on this device
-    can = device.startswith("cuda") and not elsewhere
+    parted = size() > 1 and run.parallel == "shard"  # perhaps because no process has room for all of it
+    can = device.startswith("cuda") and not (elsewhere or parted)
     if rollout.graphs == "never" or (rollout.graphs == "auto" and not can):
         return "never"
     require_capture(device)

@@ -35,7 +35,7 @@ class Rollout:
         staleness: how many updates old the weights may be that sample. With 1 the next epoch is sampled while this one
             is learnt from, by a copy of the networks; 0 is on policy.
         graphs: "always" captures denoising steps as CUDA graphs, with the same bits; "auto" is "always" on CUDA where
-            nothing is sampled meanwhile, else "never".
+            nothing is sampled meanwhile and no other process has a part of the weights, else "never".
         dtype: of encoders and autoencoder by their names on the card, as `load` takes it; else the card's.
         engines: so many sample instead of this process, each in one of its own, by Ray, on a GPU of its own behind this
             one's. Weights are sent to them, and samples are the same. 0: this process samples.

@@ -5,7 +5,8 @@
     twins.follow()                      # takes the weights as they are now, in place
     twins.tensors["transformer.blocks.0.ffn..."]        # those that are trained
 
-Written where they lie, so graphs that read them there stay good. They take the memory of the model as it is served.
+Written where they lie, so graphs that read them there stay good. Weights that are not trained and lie whole in this
+process are shared with the network; all else takes the memory of the model as it is served.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from ..distributed.group import Group
-from ..distributed.shard import trained, whole
+from ..distributed.shard import local, trained, whole
 from ..engine.residence import align
 from . import networks as loading
 from .plan import Plan
@@ -25,7 +26,8 @@ class Twins:
 
     def __init__(self, plan: Plan, group: Group, networks: Mapping[str, nn.Module]) -> None:
         self.modules = {role: loading.copied(plan.card, role, plan.run, str(group.device)) for role in networks}
-        for module in self.modules.values():
+        for role, module in self.modules.items():
+            _share(module, networks[role])
             align(module)
         self._trained = trained(networks)
         self.tensors = {name: self.modules[role].get_parameter(rest).detach() for name in self._trained
@@ -36,3 +38,11 @@ class Twins:
         """Take the weights as they are now. A collective where they are sharded."""
         for name, ours in self.tensors.items():
             ours.copy_(whole(self._trained[name].detach()))
+
+
+def _share(twin: nn.Module, network: nn.Module) -> None:
+    """Have the twin read the network's frozen weights where they lie."""
+    for name, parameter in network.named_parameters():
+        ours, theirs = twin.get_parameter(name), local(parameter.detach())
+        if not parameter.requires_grad and (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype):
+            ours.data = theirs
