@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError
 from loopwright.training import rollouts, session
+from loopwright.training.methods.nft import Nft
 from loopwright.training.plan import make as plan_of
 from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
@@ -83,6 +84,22 @@ def test_epoch_n_is_sampled_of_the_weights_before_the_update_before(overlapping,
     assert [row["staleness"] for row in metrics(run) if "staleness" in row] == [0, 1, 1, 1]
 
 
+def test_of_diffusion_nft_the_old_policy_of_then_samples(overlapping, seen, monkeypatch):
+    """Epoch n by what the old policy was before the last renewal."""
+    olds, real = {}, Nft.renew
+
+    def renew(self, steps):
+        olds[steps // 2 - 1] = [tensor.clone() for tensor in self._old.tensors.values()]
+        real(self, steps)
+
+    monkeypatch.setattr(Nft, "renew", renew)
+    train(overlapping(method="nft"))
+    assert seen["sampled"] == {0: {1}, 1: {1}, 2: {2}, 3: {3}} and seen["main"] == {False}
+    for epoch in (1, 2, 3):
+        assert all(map(torch.equal, olds[epoch - 1], seen["by"][epoch]))
+        assert not all(map(torch.equal, olds[epoch - 1], seen["weights"][epoch]))
+
+
 @pytest.mark.parametrize(
     ("staleness", "settings"), [(0, {}), (1, {}), (1, {"lora": Lora(rank=2)}), (1, {"parallel": "shard"})]
 )
@@ -101,12 +118,12 @@ def test_the_ratio_is_to_the_weights_that_sampled(overlapping, checkpoint, stale
         assert second["ratio"] == 1 and second["logp_abs_diff/step_0"] == second["ratio_std"] == 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": Lora(rank=2)}])
+@pytest.mark.parametrize("settings", [{}, {"method": "nft"}, {"lora": Lora(rank=2)}])
 def test_a_run_stopped_and_continued_is_the_uninterrupted_one_bit_for_bit(
     overlapping, checkpoint, tmp_path, monkeypatch, settings
 ):
     """It goes on with the weights that were to sample, which are not those that are trained."""
-    small = {"model": str(checkpoint("t2v")), "rollout": {"rows": 2, "parameters": WAN}} if settings else {}
+    small = {"model": str(checkpoint("t2v")), "rollout": {"rows": 2, "parameters": WAN}} if "lora" in settings else {}
     run = overlapping(**small, **settings, epochs=3)
     whole = replace(run, output=str(tmp_path / "whole"))
     uninterrupted = weights(whole)
@@ -210,11 +227,13 @@ def test_what_ends_the_sampling_ends_the_run_with_its_cause(overlapping, monkeyp
 
 
 def test_what_ends_the_training_ends_the_sampling_after_its_wave(overlapping, monkeypatch):
-    waves, told, real_run, real_stop = [], threading.Event(), rollouts.Model.run_all, rollouts.Rollouts.stop
+    waves, real_run, real_stop = [], rollouts.Model.run_all, rollouts.Rollouts.stop
+    begun, told = threading.Event(), threading.Event()
 
     def run_all(self, requests, **named):
         waves.append(self.source)
         if len(waves) == 3:  # the first of the next epoch, of two
+            begun.set()
             assert told.wait(60)
         return real_run(self, requests, **named)
 
@@ -223,6 +242,7 @@ def test_what_ends_the_training_ends_the_sampling_after_its_wave(overlapping, mo
         told.set()
 
     def stepped(self, step):
+        assert begun.wait(60)
         raise ZeroDivisionError("in the update")
 
     monkeypatch.setattr(rollouts.Rollouts, "stop", stop)
@@ -236,7 +256,6 @@ def test_what_ends_the_training_ends_the_sampling_after_its_wave(overlapping, mo
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "nft"}, "rollout.staleness 1 needs samples with log-probs: 'nft'"),
         ({"sleep": "serving"}, "nobody sleeps where sampling and training overlap: 'serving'"),
         ({"rollout": {"staleness": 2}}, "unknown rollout.staleness: 2"),
     ],
@@ -252,8 +271,10 @@ def test_who_sleeps_is_nobody_where_all_work_at_once(overlapping):
 
 
 @pytest.mark.slow
-def test_a_reward_is_learnt_from_samples_one_update_old(overlapping):
+@pytest.mark.parametrize("method", ["grpo", "nft"])
+def test_a_reward_is_learnt_from_samples_one_update_old(overlapping, method):
     run = overlapping(
+        method=method, nft={"kl": 0.0},
         epochs=12, batch_size=12, checkpoints={"every": 48}, grpo={"clip": 0.05, "kl": 0.0},
         rollout={"groups": 4, "group_size": 12, "rows": 16, "parameters": {"num_inference_steps": 4}},
     )  # fmt: skip

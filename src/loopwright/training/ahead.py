@@ -1,6 +1,6 @@
 """An epoch is sampled while the one before is learnt from: samples are of weights one update old.
 
-    with closing(Ahead(rollouts, behaviour, group, epochs=100)) as ahead:
+    with closing(Ahead(rollouts, policy, behaviour, group, epochs=100)) as ahead:
         ahead.epoch(0)          # of the weights before any update; epoch 1 is being sampled of the same
         ...                     # the update of epoch 0
         ahead.epoch(1)          # waits for what is left; epoch 2 is being sampled of the weights as they are now
@@ -18,14 +18,15 @@ import torch
 
 from ..distributed.group import Group
 from .behaviour import Behaviour
+from .methods.policy import Policy
 from .rollouts import Drawn, Rollouts, Sampled
 
 
 class Ahead:
     """The epochs of a run, in order, one at a time."""
 
-    def __init__(self, rollouts: Rollouts, behaviour: Behaviour, group: Group, *, epochs: int) -> None:
-        self._rollouts, self._behaviour, self._epochs = rollouts, behaviour, epochs
+    def __init__(self, rollouts: Rollouts, policy: Policy, behaviour: Behaviour, group: Group, *, epochs: int) -> None:
+        self._rollouts, self._policy, self._behaviour, self._epochs = rollouts, policy, behaviour, epochs
         self._thread = ThreadPoolExecutor(1, "rollout", _on, (group.device,))
         self._next: Future[Sampled] | None = None
 
@@ -37,11 +38,11 @@ class Ahead:
         begun = perf_counter()
         if self._next is None:
             if epoch == 0:
-                self._behaviour.follow(0)
+                self._follow(0)
             self._next = self._begun(epoch)
         sampled, waited = self._next.result(), perf_counter() - begun
         told = {"staleness": float(epoch - self._behaviour.version), "seconds/rollout_waited": waited}
-        self._behaviour.follow(epoch)
+        self._follow(epoch)
         if epoch + 1 < self._epochs:
             self._next = self._begun(epoch + 1)
         drawn = self._rollouts.drawn(sampled)
@@ -51,6 +52,11 @@ class Ahead:
         """End the sampling. What it failed at, if it did, is asked for again when the run is continued."""
         self._rollouts.stop()
         self._thread.shutdown()
+
+    def _follow(self, epoch: int) -> None:
+        """Have the weights sample that would do so now."""
+        with self._policy.sampling():
+            self._behaviour.follow(epoch)
 
     def _begun(self, epoch: int) -> Future[Sampled]:
         return self._thread.submit(self._rollouts.sample, epoch, self._behaviour.serving)

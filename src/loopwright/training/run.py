@@ -268,16 +268,7 @@ class Run:
                 self.lora is not None and self.lora.dropout), ("train_only", self.train_only)):  # fmt: skip
             if value:
                 raise RequestError(f"rollouts take no {name}", value=value, remedy="leave it out")
-        if self.rollout.staleness:
-            self._agree_staleness()
-
-    def _agree_staleness(self) -> None:
-        """Raise RequestError where samples of older weights cannot be."""
-        if self.method != "grpo":
-            raise RequestError(
-                "rollout.staleness 1 needs samples with log-probs", value=self.method, remedy="set it to 0, or use grpo"
-            )
-        if self.sleep not in (None, "nobody"):
+        if self.rollout.staleness and self.sleep not in (None, "nobody"):
             remedy = "set sleep to nobody, or rollout.staleness to 0"
             raise RequestError("nobody sleeps where sampling and training overlap", value=self.sleep, remedy=remedy)
 

@@ -165,7 +165,7 @@ class Session:
         if not plan.run.rollout.staleness:
             return rollouts, rollouts, {}
         behaviour = Behaviour(plan, group, live, loaded, sampler=sampler, engines=engines)
-        ahead = ending.enter_context(closing(Ahead(rollouts, behaviour, group, epochs=plan.epochs)))
+        ahead = ending.enter_context(closing(Ahead(rollouts, policy, behaviour, group, epochs=plan.epochs)))
         return rollouts, ahead, behaviour.tensors()
 
     def _material(self, supply: Supply, loaded: Mapping[str, nn.Module]) -> Material:
