@@ -1,6 +1,7 @@
 """Training and serving take turns on a device: how much is on it, who is away when, and that no bit tells."""
 
 import functools
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,3 +200,19 @@ def test_continuing_a_run_may_change_who_sleeps(rollout_of):
     run = rollout_of(sleep="nobody", epochs=1)
     session.train(run)
     assert session.train(replace(run, epochs=2, sleep="both")).step == 4
+
+
+def test_networks_in_training_stay_whatever_has_to_make_room(run_with, device, monkeypatch):
+    """As a request does that has run out of memory."""
+    real = session.Rollouts.sample
+
+    def sample(self, epoch, serving):
+        sampled = real(self, epoch, serving)
+        (instance,) = self._live._instances.values()
+        assert instance.store.release("cpu", sys.maxsize) > 0
+        away = {type(home.module).__name__ for home in device.homes if not home.bytes}
+        assert away == {"UMT5EncoderModel", "AutoencoderKLWan"}
+        return sampled
+
+    monkeypatch.setattr(session.Rollouts, "sample", sample)
+    assert session.train(run_with("nobody", epochs=1, parallel="replicate")).finished

@@ -86,9 +86,7 @@ class Live:
         """Take what only serving needs off the device, whatever instance has it."""
         if self._graphs is not None:
             self._graphs.rest()
-        for instance in self._instances.values():
-            with instance.hold(tuple(self._networks)):
-                self.store.release(instance.binding.device, sys.maxsize)
+        self.store.release(str(self._group.device), sys.maxsize)
 
 
 def instance_of(
@@ -116,4 +114,6 @@ def instance_of(
     )
     for role, network in networks.items():
         instance.put(role, network)
+    # who trains them has them where they are, also when memory is short
+    store.residence.keep([instance.resident(role) for role in networks], 1)
     return instance
