@@ -106,7 +106,15 @@ def same(a, b) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
-@pytest.mark.parametrize("settings", [{"parallel": "shard"}, {"parallel": "replicate"}, {"lora": Lora(rank=2)}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "bfloat16", "lora": Lora(rank=2)},
+        {"parallel": "replicate"},
+        {"lora": Lora(rank=2)},
+    ],
+)
 def test_a_captured_rollouts_record_is_the_eager_ones_also_after_an_update(run_with, alone, captures, settings):
     eager, captured = (parts_of(run_with(graphs, **settings), alone, captures) for graphs in ("never", "always"))
     assert (captured.live._twins is None) == ("replicate" in settings.values())
