@@ -48,15 +48,17 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to sample: the engine's mode, graphs, kernels."""
+    """A way to sample: the engine's mode, graphs, kernels, whether blocks are compiled."""
 
     mode: str
     graphs: str
     kernels: str
+    compile: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.mode}, {'captured' if self.graphs == 'always' else 'eager'}, {self.kernels} kernels"
+        how = "captured" if self.graphs == "always" else "eager"
+        return f"{self.mode}, {how}, {self.kernels} kernels{', compiled' if self.compile else ''}"
 
     def sharing(self) -> dict[str, str | int]:
         return {"mode": self.mode, "kernels": self.kernels} | ({"rows": GROUP} if self.mode == "fixed" else {})
@@ -66,6 +68,7 @@ WAYS = (
     Way("throughput", "always", "fused"),
     Way("throughput", "always", KERNELS),
     Way("fixed", "always", KERNELS),
+    Way("fixed", "always", KERNELS, compile=True),  # one number of rows, so compiled once
     Way("throughput", "never", KERNELS),
     Way("fixed", "never", KERNELS),
 )
@@ -128,16 +131,17 @@ def speed(model: Model, requests: Sequence[Request], device: str, rounds: int) -
     return {"images_per_second": statistics.median(rates), "least": min(rates), "most": max(rates)}
 
 
-def loaded(setting: Setting, dtype: str, store: Store, graphs: str = "never") -> Model:
+def loaded(setting: Setting, dtype: str, store: Store, way: Way | None = None) -> Model:
     precisions = {"transformer": dtype, "vae": setting.dtype}
+    given = {"graphs": "never"} if way is None else {"graphs": way.graphs, "compile": way.compile}
     return loopwright.load(
-        setting.folder, device=setting.device, dtype=precisions, sampler=SAMPLER, store=store, graphs=graphs
+        setting.folder, device=setting.device, dtype=precisions, sampler=SAMPLER, store=store, **given
     )
 
 
 def engine(setting: Setting, way: Way, store: Store, rounds: int) -> Iterator[Row]:
     """Of one way to sample: latents alone, then pictures; with the gaps of its log-probs."""
-    model = loaded(setting, setting.dtype, store, way.graphs)
+    model = loaded(setting, setting.dtype, store, way)
     asked = {**setting.shape, **way.sharing()}
     peak(setting.device)
     for output in ("latents", "video"):
@@ -238,6 +242,7 @@ def training(setting: Setting, kind: str, way: Way, workspace: Path, epochs: int
             rows=GROUP,
             mode="throughput" if way.mode == "throughput" else "fixed",
             graphs="never" if way.graphs == "never" else "always",
+            compile=way.compile,
             dtype={"vae": setting.dtype},
             parameters={**setting.shape, "kernels": way.kernels},
         ),
@@ -265,7 +270,7 @@ def ways_of(device: str) -> list[Way]:
 
 def ways_of_training(ways: Sequence[Way]) -> list[Way]:
     """The fastest, and the exact one."""
-    return [ways[0], next(way for way in ways if (way.mode, way.kernels) == ("fixed", KERNELS))]
+    return [ways[0], next(way for way in ways if (way.mode, way.kernels) == ("fixed", KERNELS) and not way.compile)]
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:

@@ -10,7 +10,7 @@ from test_training_rollouts import Parts
 
 from loopwright.distributed.shard import local, trained
 from loopwright.errors import BackendError
-from loopwright.training import live, plan
+from loopwright.training import live, plan, twins
 from loopwright.training.run import Lora
 from loopwright.training.session import train
 from loopwright.training.sinks import table
@@ -73,9 +73,10 @@ def captures(monkeypatch) -> Captures:
 def run_with(rollout_of, checkpoint):
     """`run_with("always")`: a run on a transformer with attention, in shared calls."""
 
-    def make(graphs: str, **settings):
+    def make(graphs: str, *, compiling: bool = False, **settings):
         given = {"model": str(checkpoint("t2v")), "sleep": "nobody", **settings}
-        return rollout_of(rollout={"rows": 2, "graphs": graphs, "parameters": SMALL}, **given)
+        rollout = {"rows": 2, "graphs": graphs, "compile": compiling, "parameters": SMALL}
+        return rollout_of(rollout=rollout, **given)
 
     return make
 
@@ -175,6 +176,27 @@ def test_a_run_with_graphs_is_the_run_without(rollout_of, captures, tmp_path, me
     assert captures.followed > 0 and losses == others
     assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
     train(replace(run, epochs=3, rollout=replace(run.rollout, graphs="never")))  # which is free to change
+
+
+def test_what_samples_is_compiled_and_what_is_trained_is_not(run_with, alone, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(twins, "compile_blocks", compiled.append)
+    for parallel in ("shard", "replicate"):
+        run = run_with("never", parallel=parallel, compiling=True)
+        parts = Parts(run, alone)
+        with parts.live.serving("a test", sampler="flow_sde") as model:
+            assert model.instance.part("transformer") is compiled.pop() is not parts.networks["transformer"]
+            assert model.instance.binding.compile and not compiled
+
+
+@pytest.mark.slow
+def test_compiled_rollouts_differ_by_rounding_which_is_measured(run_with, tmp_path):
+    run = run_with("never", compiling=True, precision="bfloat16", grpo={"clip": 1e-2})
+    train(run)
+    row = table(Path(run.output) / "metrics.csv")[0]
+    assert 0 < row["logp_gap"] < 1e-3 and row["ratio"] == pytest.approx(1, abs=1e-3)
+    with pytest.raises(BackendError, match="log-probs of rollouts"):
+        train(replace(run, output=str(tmp_path / "narrow"), grpo=replace(run.grpo, clip=1e-12)))
 
 
 def test_the_autoencoder_decodes_in_the_precision_asked_for(rollout_of, checkpoint, alone):

@@ -4,11 +4,12 @@
     require(found, bound(run))
 
 Measured on one step of some samples an epoch, by the weights that sampled, whatever lies between: captured graphs,
-other partners in a call, kernels for sampling alone. Deliberately absent: the trainer's own forward of a sharded
-network, whose share the first `logp_abs_diff` of an epoch has.
+other partners in a call, compiled blocks, kernels for sampling alone. Deliberately absent: the trainer's own forward of
+a sharded network, whose share the first `logp_abs_diff` of an epoch has.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -32,7 +33,8 @@ def gap(model: Model, samples: Sequence[Sample], run: Run, *, rows: int) -> floa
     tensors = {name: torch.cat([each[name] for each in given]) for name in given[0]}
     lent = {name: (torch.cat([move.lent[name] for move in filled]),) for name in moves[0].lent}
     static = {**moves[0].static, "attention": run.attention, "kernels": KERNELS}
-    with model.instance.using((str(static["model"]),)) as parts:
+    plainly = torch.compiler.set_stance("force_eager") if model.instance.binding.compile else nullcontext()
+    with plainly, model.instance.using((str(static["model"]),)) as parts:
         again = moves[0].op(parts, **tensors, **lent, **static)["log_prob"]
     sampled = [move.log_prob for move in moves if move.log_prob is not None]
     return float((again[: len(moves)] - torch.cat(sampled)).abs().max())
@@ -42,14 +44,14 @@ def bound(run: Run, asked: tuple[str, str]) -> float:
     """The largest gap to learn with, of what was asked with this attention and these kernels: next to nothing where
     rollouts are exact, else what ratios are clipped at, for an untouched policy must not be."""
     assert run.rollout is not None
-    exact = run.rollout.mode == "fixed" and asked == (run.attention, KERNELS)
+    exact = run.rollout.mode == "fixed" and not run.rollout.compile and asked == (run.attention, KERNELS)
     return EXACT if exact else run.grpo.clip
 
 
 def require(found: float, most: float) -> None:
     """Raise BackendError for a gap that an update could be mistaken for."""
     if not found <= most:
-        remedy = 'set rollout.graphs to "never", rollout.mode to "fixed", or leave attention and kernels to training\'s'
+        remedy = 'set rollout.graphs to "never" or mode to "fixed", leave compile, attention and kernels to training\'s'
         raise BackendError(
             f"log-probs of rollouts lie further than {most:g} from training's", value=found, remedy=remedy
         )

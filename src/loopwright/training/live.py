@@ -43,9 +43,11 @@ class Live:
         self.store = Store()
         self._instances: dict[str | None, Instance] = {}
         self._graphs, self._twins = self._captured(), None
-        free = plan.run.rollout is not None and plan.run.rollout.mode == "throughput"
+        rollout = plan.run.rollout
         # processes that share shards have to call them equally often, which free batches do not
-        if (self._graphs is not None or free) and sharded(plan.run, group):
+        free = rollout is not None and rollout.mode == "throughput"
+        parted = sharded(plan.run, group) and (self._graphs is not None or free)
+        if parted or (rollout is not None and rollout.compile):
             self._twins = Twins(plan, group, networks)
         assert plan.run.sleep is not None, "a plan resolves it"
         self.turns = Turns(plan.run.sleep)
@@ -111,6 +113,7 @@ def instance_of(
         device=device,
         locate=catalog.locate,
         prepare=catalog.preparation(card),
+        compile=run.rollout is not None and run.rollout.compile,
     )
     for role, network in networks.items():
         instance.put(role, network)

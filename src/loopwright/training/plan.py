@@ -140,6 +140,8 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
         with closing(rewards.judges(run.evaluation.judges, run.rewards)) as judges:
             judges.require([rewards.Sample(each.text, nothing, each.facts) for each in judged])
     _check_dtype(plan.card, rollout)
+    if rollout.compile:
+        require_compiler(pick(run.device))
     policy = POLICIES[run.method]
     sampler = rollout.sampler or policy.sampler
     card = served(plan.card, sampler)

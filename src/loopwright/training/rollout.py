@@ -36,6 +36,7 @@ class Rollout:
             is learnt from, by a copy of the networks; 0 is on policy.
         graphs: "always" captures denoising steps as CUDA graphs, with the same bits; "auto" is "always" on CUDA where
             nothing is sampled meanwhile and no other process has a part of the weights, else "never".
+        compile: the blocks of what samples, which rounds otherwise than training does.
         dtype: of encoders and autoencoder by their names on the card, as `load` takes it; else the card's.
         engines: so many sample instead of this process, each in one of its own, by Ray, on a GPU of its own behind this
             one's. Weights are sent to them, and samples are the same. 0: this process samples.
@@ -53,6 +54,7 @@ class Rollout:
     staleness: Literal[0, 1] = 0
     graphs: Literal["auto", "always", "never"] = "auto"
     engines: int = 0
+    compile: bool = False
     dtype: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
@@ -69,6 +71,9 @@ class Rollout:
         if self.engines and (self.graphs == "always" or self.mode != "fixed"):
             remedy = "leave rollout.graphs and rollout.mode out"
             raise RequestError("engines capture nothing, and call in fixed mode", value=self.mode, remedy=remedy)
+        if self.compile and (self.staleness or self.engines):
+            remedy = "leave rollout.compile out"
+            raise RequestError("only what samples in turn with training is compiled", value=True, remedy=remedy)
         windowed = () if self.window is None else ("noise_start", "noise_steps")
         for name in ("mode", "rows", "seed", "output", *windowed):
             if name in self.parameters:

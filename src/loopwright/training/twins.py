@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from ..backends.compile import compile_blocks
 from ..distributed.group import Group
 from ..distributed.shard import local, trained, whole
 from ..engine.residence import align
@@ -29,6 +30,8 @@ class Twins:
         for role, module in self.modules.items():
             _share(module, networks[role])
             align(module)
+            if plan.run.rollout is not None and plan.run.rollout.compile:
+                compile_blocks(module)
         self._trained = trained(networks)
         self.tensors = {name: self.modules[role].get_parameter(rest).detach() for name in self._trained
                         for role, _, rest in [name.partition(".")]}  # fmt: skip
