@@ -17,15 +17,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs" / "digits"
+SHUFFLED, CONSTANT = (f"rewards={{runs/digits/digits.py:{name}: 1.0}}" for name in ("shuffled", "constant"))
+FLAT = (0.34, 0.33, 0.33, 0.33, 0.33)
 KINDS = {  # the run file, its changes, and what is known at epochs 0, 10, 20, 30, 40
     "grpo": ("grpo", [], (0.34, 0.68, 0.90, 0.98, 0.996)),
     "nft": ("nft", [], (0.34, 0.70, 0.92, 0.995, 0.999)),
     "nft-positive": ("nft", ["nft.positive_only=true"], (0.34, 0.45, 0.43, 0.31, 0.18)),
-    "grpo-shuffled": (
-        "grpo",
-        ["rewards={runs/digits/digits.py:shuffled: 1.0}"],
-        (0.34, 0.33, 0.33, 0.33, 0.33),
-    ),
+    "grpo-shuffled": ("grpo", [SHUFFLED], FLAT),
+    "nft-shuffled": ("nft", [SHUFFLED], FLAT),
+    "grpo-constant": ("grpo", [CONSTANT], ()),
 }
 EPOCHS, NEAR = (0, 10, 20, 30, 40), 0.07
 
@@ -104,8 +104,12 @@ def verdict(name: str, points: dict[int, float]) -> str:
     kind = name.rpartition("-")[0]
     if 40 not in points:
         return "not at its end"
-    if kind == "grpo-shuffled":
-        return "no gain" if max(points.values()) - points[0] < NEAR else "LEARNT FROM NOTHING"
+    apart = [points[epoch] - points[0] for epoch in points]
+    if kind == "grpo-constant":
+        return "unmoved" if not any(apart) else "MOVED BY NOTHING"
+    if kind.endswith("shuffled"):
+        fell = "flat" if min(apart) > -NEAR else "no gain, FELL"
+        return fell if max(apart) < NEAR else "LEARNT FROM NOTHING"
     if kind == "nft-positive":
         return "collapsed" if points[40] < points[0] else "DID NOT COLLAPSE"
     known = dict(zip(EPOCHS, KINDS[kind][2], strict=True))
@@ -119,6 +123,8 @@ def plot(found: dict[str, dict[int, float]], path: Path) -> None:
     axes = figure.subplots()
     colours = {kind: f"C{place}" for place, kind in enumerate(KINDS)}
     for kind, (_, _, known) in KINDS.items():
+        if kind.endswith(("shuffled", "constant")):
+            continue
         axes.plot(EPOCHS, known, "--", color=colours[kind], alpha=0.4, label=f"{kind}, known")
     for name, points in found.items():
         kind, seed = name.rpartition("-")[::2]

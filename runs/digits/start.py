@@ -13,7 +13,7 @@ from loopwright.models.labels import describe
 from loopwright.models.labels.network import LabelFlow
 
 
-def write(folder: Path, *, width: int = 256, depth: int = 2, seed: int = 0) -> Path:
+def write(folder: Path, *, width: int = 256, depth: int = 4, seed: int = 0) -> Path:
     """Random weights by the seed; the folder."""
     torch.manual_seed(seed)
     network = LabelFlow([str(digit) for digit in range(10)], size=8, channels=1, width=width, depth=depth)
