@@ -9,6 +9,7 @@ object is seen scores 0: that is the model's failure, not the scorer's.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from PIL import ImageColor
@@ -20,6 +21,7 @@ from .reward import Sample
 from .segment import Scene
 
 MOVE, HOP, GROWTH = 0.25, 0.28, 1.69  # of the side; of the side; of the object's side: where a score is full
+SWING = 0.02  # of the side: what is too little to look for
 TURNS = tuple(range(-50, 51, 5))  # degrees a frame that are tried
 CHANGE, EXPLAINED = 0.03, 0.3  # of full scale; share of the change that turning must explain for a full score
 NEAR = 0.2  # of colours in 0..1: a score falls to 1/e
@@ -109,8 +111,22 @@ def _share(value: float, full: float = 1.0) -> float:
 
 
 def _travel(scene: Scene) -> tuple[float, float]:
-    """How far the object gets to the right and down, in sides of the picture."""
-    return float(scene.x[-1] - scene.x[0]) / scene.width, float(scene.y[-1] - scene.y[0]) / scene.height
+    """How far the object gets to the right and down, in sides of the picture, but for what it swings."""
+    right, below = _swing(scene)
+    x, y = float(scene.x[-1] - scene.x[0]) - right, float(scene.y[-1] - scene.y[0]) - below
+    return x / scene.width, y / scene.height
+
+
+def _swing(scene: Scene) -> tuple[float, float]:
+    """How far the centre of its pixels goes round its middle, in pixels, if the object turns."""
+    across, down, _ = scene.square(0)
+    x, y = float(scene.x[0]) - across, float(scene.y[0]) - down
+    if 2 * math.hypot(x, y) < SWING * scene.width:
+        return 0.0, 0.0
+    share, rate = _turning(scene)
+    angle = -math.radians(rate * (len(scene.pixels) - 1))
+    cos, sin = math.cos(angle), math.sin(angle)
+    return share * (cos * x - sin * y - x), share * (sin * x + cos * y - y)
 
 
 def _moved(across: int, down: int) -> Callable[[Scene], float]:
@@ -152,7 +168,14 @@ def _spun(scene: Scene) -> float:
 
 
 def _turned(scene: Scene) -> float:
-    """How much of what changes is explained by turning the first frame at some steady rate, wherever the object is."""
+    """How much of what changes is explained by turning."""
+    return _turning(scene)[0]
+
+
+@lru_cache(maxsize=8)
+def _turning(scene: Scene) -> tuple[float, int]:
+    """How much of what changes is explained by turning the first frame at some steady rate, wherever the object is; and
+    the degrees a frame that explain the most."""
     weight = scene.mask.amax(dim=0)
     weight = weight / weight.sum()
     steps = torch.arange(1, len(scene.pixels))
@@ -163,9 +186,9 @@ def _turned(scene: Scene) -> float:
 
     unchanged = difference(0)
     if unchanged < CHANGE / 10:
-        return 0.0
-    explained = 1 - min(difference(rate) for rate in TURNS if rate) / unchanged
-    return _share(explained, EXPLAINED) * _share(unchanged, CHANGE)
+        return 0.0, 0
+    left, rate = min((difference(rate), rate) for rate in TURNS if rate)
+    return _share(1 - left / unchanged, EXPLAINED) * _share(unchanged, CHANGE), rate
 
 
 def _rotated(scene: Scene, degrees: torch.Tensor) -> torch.Tensor:
