@@ -109,12 +109,7 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"precision": "bfloat16"},
-        {"precision": "bfloat16", "lora": Lora(rank=2)},
-        {"parallel": "replicate"},
-        {"lora": Lora(rank=2)},
-    ],
+    [{"precision": "bfloat16"}, {"precision": "bfloat16", "lora": Lora(rank=2)}, {"parallel": "replicate"}],
 )
 def test_a_captured_rollouts_record_is_the_eager_ones_also_after_an_update(run_with, alone, captures, settings):
     eager, captured = (parts_of(run_with(graphs, **settings), alone, captures) for graphs in ("never", "always"))
@@ -161,7 +156,7 @@ def test_a_graph_of_weights_that_have_moved_is_found_out(run_with, alone, captur
         parts.rollouts.epoch(0)
 
 
-@pytest.mark.parametrize("method", ["grpo", "nft"])
+@pytest.mark.parametrize("method", ["grpo", pytest.param("nft", marks=pytest.mark.slow)])
 def test_a_run_with_graphs_is_the_run_without(rollout_of, captures, tmp_path, method):
     found = {}
     for graphs in ("never", "always"):

@@ -33,8 +33,9 @@ def rows_of(run):
     return [row for row in rows if "held_out/not_scored/judge" in row]
 
 
-def test_the_judge_sees_the_very_samples_that_the_reward_sees(judged, rewards_file):
+def test_the_judge_sees_the_very_samples_that_the_reward_sees_also_of_a_run_that_is_continued(judged, rewards_file):
     run = judged("dim", epochs=3, optimiser={"lr": 3e-2}, grpo={"clip": 0.1})
+    train(replace(run, epochs=1))
     train(run)
     rows = rows_of(run)
     assert [row["step"] for row in rows] == [0, 2, 4, 6]
@@ -42,7 +43,9 @@ def test_the_judge_sees_the_very_samples_that_the_reward_sees(judged, rewards_fi
         assert row["held_out/judge"] == row[f"held_out/{rewards_file}:dim"]
         assert row["held_out/reward"] == row[f"held_out/{rewards_file}:bright"]
         assert row["held_out/judge"] == pytest.approx(1 - row["held_out/reward"], abs=1e-9)
+        assert row["held_out/diversity_ratio"] == row["held_out/diversity"] / rows[0]["held_out/diversity"]
     assert rows[-1]["held_out/reward"] != rows[0]["held_out/reward"]
+    assert rows[0]["held_out/diversity_ratio"] == 1 != rows[-1]["held_out/diversity_ratio"]
     page = (Path(run.output) / "summary.md").read_text()
     assert "](plots/reward-and-judge.png)" in page and f"| held_out/judge | {rows[0]['held_out/judge']:.4f} →" in page
     assert Image.open(Path(run.output) / "plots/reward-and-judge.png").width > 400
@@ -62,16 +65,6 @@ def test_each_evaluation_leaves_a_sheet_and_what_a_judge_could_not_say_is_left_o
     height, width, _ = media.read_image(files[0]).shape
     assert height / width == pytest.approx(2 / 3, abs=0.02), "two prompts, three samples of each"
     assert media.read_metadata(files[1]) == {"step": 2, "prompts": ["light", "dark"]}
-
-
-def test_diversity_is_a_ratio_to_the_beginning_also_of_a_run_that_is_continued(judged):
-    run = judged("dim", optimiser={"lr": 3e-2})
-    train(replace(run, epochs=1))
-    train(run)
-    rows = rows_of(run)
-    assert rows[0]["held_out/diversity_ratio"] == 1 != rows[-1]["held_out/diversity_ratio"]
-    for row in rows:
-        assert row["held_out/diversity_ratio"] == row["held_out/diversity"] / rows[0]["held_out/diversity"]
 
 
 def test_diversity_is_the_mean_distance_of_pairs():
