@@ -59,10 +59,9 @@ def test_from_rewards_of_other_samples_nothing_is_learnt(base, tmp_path, method)
     assert found[-1] < found[0] + GAIN[method] / 2
 
 
-def test_from_the_good_alone_less_is_learnt_than_from_good_and_bad(base, tmp_path):
-    """It rises for some epochs before it falls."""
-    found = rewards(base, tmp_path, "nft", "likely", "nft.positive_only=true")
-    assert found[-1] < found[0] + GAIN["nft"]
+def test_what_is_learnt_from_the_good_alone_is_lost_again(base, tmp_path):
+    found = rewards(base, tmp_path, "nft", "likely", "nft.positive_only=true", epochs=2 * EPOCHS)
+    assert found[-1] < max(found) - 0.15
 
 
 def test_one_number_for_all_moves_no_weight(base, tmp_path):
