@@ -34,7 +34,7 @@ from loopwright.distributed.group import size
 from loopwright.models.wan.whole_clip import WholeClip
 
 WORDS = 0.25  # the share of clips that show a word, when the autoencoder trains
-SPELLED, DIGITS = 0.35, 0.08  # and of those with a word, or a digit, when the transformer does: they are learnt last
+SPELLED, DIGITS = 0.4, 0.06  # and of those with a word, or a digit, when the transformer does: they are learnt last
 HELD_OUT, HELD_OUT_BATCH = 256, 64
 IMAGES, PINNED = {0}, {3, 6, 9}  # of ten steps: those of single frames, and those that are given the first frame
 TEXT_BATCH, CLIP_BATCH = 2048, 500

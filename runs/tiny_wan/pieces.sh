@@ -1,5 +1,5 @@
-# All of tiny-wan's training on two GPUs of one machine, in four pieces of less than ten minutes: bash pieces.sh 1, then
-# 2, 3 and 4. What must outlive the machine goes to $OUT in files of less than 16 MB, everything else stays in state/.
+# All of tiny-wan's training, in four pieces of less than ten minutes: bash pieces.sh 1, then 2, 3 and 4. The autoencoder
+# takes two GPUs of one machine, the transformer one. What must outlive the machine goes to $OUT in files of less than 16 MB, everything else stays in state/.
 set -euo pipefail
 cd "$(dirname "$0")"
 PIECE=$1 OUT=${OUT:-state/out} PYTHON=${PYTHON:-python3}
@@ -32,12 +32,12 @@ case $PIECE in
   pack state/start/vae vae
   ;;
 3)
-  some "$HALF" text_to_video.py $BOTH
+  some "$HALF" text_to_video.py
   $PYTHON average.py state/text_to_video --start state/start --output state/average
   pack state/average/transformer average
   ;;
 4)
-  train text_to_video.py $BOTH
+  train text_to_video.py
   $PYTHON average.py state/text_to_video --start state/start --output state/average
   $PYTHON ship.py state/average --output state/shipped/tiny-wan
   told trained

@@ -65,10 +65,9 @@ def test_latents_are_diffusers_own_draw_normalised(kind, frames, encoder, folder
     assert ours.shape == (vae.config.z_dim, 1 + frames // 4, 32 // stride, 64 // stride)
 
 
-@pytest.mark.parametrize("kind", ["t2v", TINY])
-def test_the_same_posterior_without_noise_is_what_serving_encodes(kind, encoder, folder, model):
+def test_the_same_posterior_without_noise_is_what_serving_encodes(encoder, folder):
     """Video-to-video takes the mode: what its stage writes, from the same frames."""
-    served = loopwright.load(folder(kind), device="cpu", store=Store(0))
+    served = loopwright.load(folder("t2v"), device="cpu", store=Store(0))
     request = served.request(
         PROMPT, task="video_to_video", video=CLIP, height=32, width=64, num_frames=9, num_inference_steps=2
     )
@@ -76,7 +75,7 @@ def test_the_same_posterior_without_noise_is_what_serving_encodes(kind, encoder,
     while "source" not in job.slots:
         job.step()
         assert job.error is None
-    ours, pixels = encoder(kind), pixels_of(CLIP)
+    ours, pixels = encoder("t2v"), pixels_of(CLIP)
     posterior = run(ours, "wan_vae.posterior/v1", request, {"pixels": pixels[None]})
     noise = torch.zeros(1, posterior.shape[1] // 2, *posterior.shape[2:])
     mode = run(ours, "wan_vae.draw/v1", request, {"posterior": posterior, "noise": noise})
@@ -134,7 +133,7 @@ def test_what_a_first_frame_becomes_is_what_serving_computes(kind, names, dtype,
         assert torch.equal(made.to(job.slots[name].dtype), job.slots[name][0])
 
 
-@pytest.mark.parametrize("kind", ["t2v", "a14b", TINY])
+@pytest.mark.parametrize("kind", ["t2v", "a14b"])
 def test_cards_that_make_no_videos_of_pictures_make_nothing_of_a_first_frame(kind, folder):
     card = encoders.find(folder(kind))
     assert encoders.of_first_frame(card) == () and set(encoders.outputs(card)) == {"latent", "cond"}
@@ -151,7 +150,7 @@ def test_a_sample_is_both_and_repeats_with_its_generator(encoder):
     assert set(first) == {"latent", "cond"}
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["latent"], other["latent"]) and torch.equal(first["cond"], other["cond"])
-    assert first["cond"].shape == (128, 160), "as long as the card's prompts"
+    assert first["cond"].shape == (96, 160), "as long as the card's prompts"
 
 
 def test_generators_are_never_read(encoder):
@@ -174,7 +173,7 @@ def test_weights_that_do_not_run_in_float32_have_encoders_all_the_same(checkpoin
 def test_what_is_known_before_weights_are_read():
     outputs = encoders.outputs(encoders.find(TINY))
     assert (outputs["latent"].compute, outputs["latent"].stored, outputs["latent"].tokens) == ("float32", "float16", 0)
-    assert (outputs["cond"].compute, outputs["cond"].stored, outputs["cond"].tokens) == ("float32", "bfloat16", 128)
+    assert (outputs["cond"].compute, outputs["cond"].stored, outputs["cond"].tokens) == ("float32", "bfloat16", 96)
 
 
 def test_sizes_the_encoders_cannot_take_name_the_nearest():
