@@ -12,15 +12,21 @@ from loopwright.training.run import read
 from loopwright.training.session import train
 from loopwright.training.sinks import table
 
-pytestmark = pytest.mark.slow  # some minutes, most of them the generator's
 RUNS = Path(__file__).parents[2] / "runs" / "digits"
 EPOCHS, GAIN = 8, {"grpo": 0.1, "nft": 0.25}
+slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """The recipe's generator, on digits of which 65 % have a wrong label."""
+@pytest.fixture
+def base():
+    """What came of the recipe's generator, on digits of which 65 % have a wrong label."""
     pytest.importorskip("sklearn")
+    return RUNS / "generator"
+
+
+@pytest.fixture
+def made(base, tmp_path_factory):
+    """The recipe's generator, made anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(RUNS))
         from start import write
@@ -41,11 +47,21 @@ def rewards(base, output, method, reward, *changes, epochs=EPOCHS, staleness=0):
     return [row["reward_mean"] for row in table(output / "metrics.csv") if "reward_mean" in row]
 
 
-def test_the_generator_begins_where_others_began(base, tmp_path):
+@pytest.mark.parametrize("kind", ["base", pytest.param("made", marks=slow)])
+def test_the_generator_begins_where_others_began(kind, tmp_path, request):
     """At .34: as many of its labels are right, and it draws what they say."""
-    assert rewards(base, tmp_path, "nft", "likely", epochs=1)[0] == pytest.approx(0.34, abs=0.05)
+    generator = request.getfixturevalue(kind)
+    assert rewards(generator, tmp_path, "nft", "likely", epochs=1)[0] == pytest.approx(0.34, abs=0.05)
 
 
+@pytest.mark.parametrize(("method", "epochs", "gain"), [("grpo", 6, 0.08), ("nft", 4, 0.12)])
+def test_a_method_begins_to_learn_what_the_judge_wants(base, tmp_path, method, epochs, gain):
+    """By more than twice what rewards of other samples ever bring in the first epochs."""
+    found = rewards(base, tmp_path, method, "likely", epochs=epochs)
+    assert found[-1] > found[0] + gain
+
+
+@slow
 @pytest.mark.parametrize(("method", "staleness"), [("grpo", 0), ("nft", 0), ("grpo", 1)])
 def test_a_method_learns_what_the_judge_wants(base, tmp_path, method, staleness):
     """Samples one update old tell of it one epoch later."""
@@ -53,12 +69,14 @@ def test_a_method_learns_what_the_judge_wants(base, tmp_path, method, staleness)
     assert found[-1] > found[0] + GAIN[method]
 
 
+@slow
 @pytest.mark.parametrize("method", ["grpo", "nft"])
 def test_from_rewards_of_other_samples_nothing_is_learnt(base, tmp_path, method):
     found = rewards(base, tmp_path, method, "shuffled")
     assert found[-1] < found[0] + GAIN[method] / 2
 
 
+@slow
 def test_what_is_learnt_from_the_good_alone_is_lost_again(base, tmp_path):
     found = rewards(base, tmp_path, "nft", "likely", "nft.positive_only=true", epochs=2 * EPOCHS)
     assert found[-1] < max(found) - 0.15
