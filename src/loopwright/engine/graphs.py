@@ -6,10 +6,10 @@
 
 A graph belongs to a key (op, components, binding, shapes, static values), a number of rows, and the very components:
 with any other it is another graph. Its plain twin is the executor it wraps: same bits. It reads weights where they lie,
-so it is as good for other versions written to the same place, and capturing anew would take longer than writing them;
-any other change of weights removes the graphs of that component and no others. Graphs of steps of the same shape share
-a pool of memory; pools leave, longest unused first, where they hold more than `limit` bytes or the ledger has no room.
-What cannot be captured runs eagerly from then on: named in `breaks`, with a warning.
+so it is as good for other versions written to the same place; any other change of weights removes the graphs of that
+component and no others. Graphs of steps of the same shape share a pool of memory; pools leave, longest unused first,
+where they hold more than `limit` bytes or the ledger has no room. What cannot be captured runs eagerly from then on:
+named in `breaks`, with a warning.
 
 Deliberately absent: padding a call to rows that have a graph. That is for whoever makes calls.
 """
