@@ -12,6 +12,7 @@ from loopwright.card import dumps
 from loopwright.distributed.group import Group, joined
 from loopwright.models.labels import describe
 from loopwright.models.labels.network import LabelFlow
+from loopwright.training import session
 from loopwright.training.run import Run
 from loopwright.training.settings import build
 
@@ -59,6 +60,12 @@ def alone() -> Iterator[Group]:
 @pytest.fixture
 def copied() -> Callable[[Path, Path], Path]:
     return lambda source, target: Path(shutil.copytree(source, target))
+
+
+@pytest.fixture
+def plotless(monkeypatch) -> None:
+    """No page about each run: plots take longer than all else."""
+    monkeypatch.setattr(session.summary, "write", lambda plan: None)
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load, load_file, save
+from learnt import WAN, weights
+from safetensors.torch import load, save
 
 import loopwright
 from loopwright.catalog import velocity
 from loopwright.errors import RequestError, WeightsError
-from loopwright.training import placed, plan, session
+from loopwright.training import placed, plan
 from loopwright.training.engine import Engine
 from loopwright.training.engines import Engines
 from loopwright.training.parcel import packed, unpacked
@@ -21,21 +22,7 @@ from loopwright.training.run import Lora
 from loopwright.training.session import train
 from loopwright.training.sinks import table
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-WAN = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2, "max_sequence_length": 32,
-       "guidance_scale": 1.0}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def plotless(monkeypatch):
-    """No page about each run: plots take longer than all else."""
-    monkeypatch.setattr(session.summary, "write", lambda plan: None)
-
-
-def weights(run):
-    assert train(run).finished
-    name = "model/transformer/" + WEIGHTS if run.lora is None else "lora/transformer.safetensors"
-    return load_file(Path(run.output) / name)
+pytestmark = pytest.mark.usefixtures("plotless")
 
 
 class Near(Engine):

@@ -6,32 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 import workers
+from learnt import WAN, WEIGHTS, metrics, stopped, weights
 from safetensors.torch import load_file
 
 from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError, StateError
-from loopwright.training import session
 from loopwright.training.checkpoint import found
 from loopwright.training.plan import make
 from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
-from loopwright.training.sinks import table
 from loopwright.training.trainer import Trainer
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-WAN = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 3, "max_sequence_length": 32,
-       "guidance_scale": 1.0}  # fmt: skip
-
-
-def metrics(run):
-    return table(Path(run.output) / "metrics.csv")
-
-
-def weights(run):
-    outcome = train(run)
-    assert outcome.finished
-    name = "model/transformer/" + WEIGHTS if run.lora is None else "lora/transformer.safetensors"
-    return load_file(Path(run.output) / name)
+THREE = {**WAN, "num_inference_steps": 3}
 
 
 def same(a, b):
@@ -43,7 +29,7 @@ def same(a, b):
 def test_at_the_first_update_after_sampling_every_ratio_is_exactly_one(rollout_of, checkpoint, adapters, scale):
     """On a transformer with attention, in shared calls filled up to their rows, with and without guidance."""
     run = rollout_of(
-        model=str(checkpoint("t2v")), rollout={"rows": 2, "parameters": WAN | {"guidance_scale": scale}},
+        model=str(checkpoint("t2v")), rollout={"rows": 2, "parameters": THREE | {"guidance_scale": scale}},
         lora=Lora(rank=2) if adapters else None, epochs=2, grpo={"clip": 1e-2, "kl": 0.01},
     )  # fmt: skip
     train(run)
@@ -55,7 +41,7 @@ def test_at_the_first_update_after_sampling_every_ratio_is_exactly_one(rollout_o
 
 
 def test_in_throughput_mode_ratios_are_one_but_for_rounding_and_the_gap_is_measured(rollout_of, checkpoint):
-    fast = {"rows": 3, "mode": "throughput", "dtype": {"vae": "bfloat16"}, "parameters": WAN}
+    fast = {"rows": 3, "mode": "throughput", "dtype": {"vae": "bfloat16"}, "parameters": THREE}
     run = rollout_of(model=str(checkpoint("t2v")), rollout=fast, grpo={"clip": 1e-2})
     train(run)
     for row in metrics(run)[::2]:
@@ -69,22 +55,11 @@ def test_a_run_stopped_and_continued_is_the_uninterrupted_one_bit_for_bit(
     rollout_of, checkpoint, tmp_path, monkeypatch, settings
 ):
     """With window, old policy, reference and averages; stopped within an epoch, it goes on to the epoch's end."""
-    model = {"model": str(checkpoint("t2v")), "rollout": {"rows": 2, "parameters": WAN}} if "lora" in settings else {}
+    model = {"model": str(checkpoint("t2v")), "rollout": {"rows": 2, "parameters": THREE}} if "lora" in settings else {}
     run = rollout_of(**model, **settings, epochs=3, parallel="replicate")
     whole = replace(run, output=str(tmp_path / "whole"))
     uninterrupted = weights(whole)
-    stops = iter([False, False, True])  # asked for after the third step, of two an epoch
-
-    class Stop:
-        def __enter__(self):
-            return lambda: next(stops, True)
-
-        def __exit__(self, *error):
-            return None
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "asked", Stop)
-        outcome = train(run)
+    outcome = stopped(run, monkeypatch, after=3)  # of two steps an epoch
     assert not outcome.finished and outcome.step == 4
     assert same(weights(run), uninterrupted)
     assert untimed(run) == untimed(whole)

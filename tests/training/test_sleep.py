@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from learnt import WAN
 from safetensors.torch import load_file
 
 import clip_scorer
@@ -21,8 +22,8 @@ from loopwright.training.run import Evaluation
 from loopwright.training.sleep import Offloaded
 from loopwright.training.trainer import Trainer
 
-WAN = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2, "max_sequence_length": 32,
-       "guidance_scale": 1.0}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("plotless")
+
 SERVING = ("text", "vae")
 
 
@@ -72,12 +73,6 @@ class Device:
         state = sum(tensor.untyped_storage().nbytes() for tensor in self.idle)
         now = sum(home.bytes for home in self.homes) + state
         self.peaks[self.phase] = max(self.peaks[self.phase], now)
-
-
-@pytest.fixture(autouse=True)
-def plotless(monkeypatch):
-    """No page about each run: plots take longer than all else."""
-    monkeypatch.setattr(session.summary, "write", lambda plan: None)
 
 
 @pytest.fixture

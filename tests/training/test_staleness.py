@@ -2,42 +2,23 @@
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import workers
+from learnt import WAN, WEIGHTS, metrics, stopped, weights
 from safetensors.torch import load_file
 
 from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError
-from loopwright.training import rollouts, session
+from loopwright.training import rollouts
 from loopwright.training.methods.nft import Nft
 from loopwright.training.plan import make as plan_of
 from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
-from loopwright.training.sinks import table
 from loopwright.training.trainer import Trainer
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-WAN = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 2, "max_sequence_length": 32,
-       "guidance_scale": 1.0}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def plotless(monkeypatch):
-    """No page about each run: plots take longer than all else."""
-    monkeypatch.setattr(session.summary, "write", lambda plan: None)
-
-
-def metrics(run):
-    return table(Path(run.output) / "metrics.csv")
-
-
-def weights(run):
-    assert train(run).finished
-    name = "model/transformer/" + WEIGHTS if run.lora is None else "lora/transformer.safetensors"
-    return load_file(Path(run.output) / name)
+pytestmark = pytest.mark.usefixtures("plotless")
 
 
 @pytest.fixture
@@ -127,18 +108,7 @@ def test_a_run_stopped_and_continued_is_the_uninterrupted_one_bit_for_bit(
     run = overlapping(**small, **settings, epochs=3)
     whole = replace(run, output=str(tmp_path / "whole"))
     uninterrupted = weights(whole)
-    stops = iter([False, False, True])  # asked for after the third step, of two an epoch
-
-    class Stop:
-        def __enter__(self):
-            return lambda: next(stops, True)
-
-        def __exit__(self, *error):
-            return None
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "asked", Stop)
-        outcome = train(run)
+    outcome = stopped(run, monkeypatch, after=3)  # of two steps an epoch
     assert not outcome.finished and outcome.step == 4
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout")]
     continued = weights(run)

@@ -9,7 +9,6 @@ Wants and answers travel as JSON; tensors do not, since workers write into the c
 """
 
 import json
-import logging
 import os
 import threading
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..card import Card, dumps, loads
+from ..distributed import local_ray
 from ..errors import LoopwrightError
 from .cache import Cache
 from .wants import Want
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 LIVES = 2  # workers that a want may cost before it is its row's problem
 DEATHS = 3  # in a row for each slot, with nothing made between, after which it is not the rows
 PATIENCE = 300.0  # seconds for workers to start
-STORE = 10**8  # bytes that a Ray of our own sets aside for objects, of which there are none
 
 
 class PoolError(LoopwrightError):
@@ -107,7 +106,8 @@ class Fleet:
     def hired(self) -> "dict[int, Hired]":
         """The workers, by slot."""
         if not self._hired:
-            self._connect()
+            gpus = len({slot.device for slot in self._slots if slot.share})
+            self._own |= local_ray.begin(cpus=len(self._slots), gpus=gpus)
             self.hire(range(len(self._slots)))
         return self._hired
 
@@ -128,24 +128,6 @@ class Fleet:
             reason = str(error).strip().splitlines()[-1]
             raise PoolError(f"an encoder worker ended before it began ({reason})") from error
 
-    def _connect(self) -> None:
-        import ray
-
-        if ray.is_initialized():
-            return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what runs here is nobody's business
-        gpus = len({slot.device for slot in self._slots if slot.share})
-        ray.init(
-            address="local",
-            num_cpus=len(self._slots),
-            num_gpus=gpus,
-            object_store_memory=STORE,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        self._own = True
-
     def _actor(self, slot: "Slot") -> "Hired":
         import ray
 
@@ -158,8 +140,7 @@ class Fleet:
             "device": slot.device,
             "threads": threads,
         }
-        # a slot is a device by name, of all that there are; Ray would show each worker one, and fill the first first
-        shown = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if slot.share else None
+        shown = local_ray.all_gpus() if slot.share else None
         kind = ray.remote(Actor).options(num_cpus=1, num_gpus=slot.share, runtime_env=shown)
         return cast("Hired", kind.remote(json.dumps(order)))
 

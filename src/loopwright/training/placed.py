@@ -9,17 +9,15 @@ Uses the Ray that this process is connected to, else starts one and stops it in 
 of safetensors; what an engine fails at is text, too.
 """
 
-import logging
-import os
 import traceback
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from ..distributed import local_ray
 from ..errors import LoopwrightError
 from .engine import Engine
 
 PATIENCE = 300.0  # seconds for a process to start
-STORE = 10**8  # bytes that a Ray of our own sets aside for objects
 
 
 class EngineError(LoopwrightError):
@@ -89,10 +87,8 @@ class Ray:
         """An engine that is starting."""
         import ray
 
-        if not ray.is_initialized():
-            self._start()
-        # engines have a GPU by name; Ray would show each one alone, and give the trainer's away first
-        shown = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}} if self._gpus else None
+        self._own |= local_ray.begin(cpus=self._count, gpus=self._count if self._gpus else 0)
+        shown = local_ray.all_gpus() if self._gpus else None
         kind = ray.remote(Actor).options(num_cpus=1, num_gpus=int(self._gpus), runtime_env=shown)
         return Placed(kind.remote(order))
 
@@ -103,21 +99,6 @@ class Ray:
 
             ray.shutdown()
             self._own = False
-
-    def _start(self) -> None:
-        import ray
-
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what runs here is nobody's business
-        ray.init(
-            address="local",
-            num_cpus=self._count,
-            num_gpus=self._count if self._gpus else 0,
-            object_store_memory=STORE,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        self._own = True
 
 
 class Placed:

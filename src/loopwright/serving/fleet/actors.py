@@ -7,12 +7,11 @@ Uses the Ray that this process is connected to, else starts one on this machine 
 text: orders, offers, names of folders. Requests and answers go over HTTP, past Ray.
 """
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...distributed import local_ray
 from .. import logs
 from ..order import Order
 from .members import Hire
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _CALLS = 16  # of one replica's methods at once, `run` among them
-_STORE = 10**8  # bytes that a Ray of our own sets aside for objects, of which there are none
 
 
 class Process(Replica):
@@ -71,18 +69,7 @@ def placed(*, gpus: bool, count: int) -> Iterator[Hire]:
     """What starts a replica, for as long as Ray runs."""
     import ray
 
-    own = not ray.is_initialized()
-    if own:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what runs here is nobody's business
-        ray.init(
-            address="local",
-            num_cpus=count,
-            num_gpus=None if gpus else 0,
-            object_store_memory=_STORE,
-            include_dashboard=False,
-            log_to_driver=True,
-            logging_level=logging.ERROR,
-        )
+    own = local_ray.begin(cpus=count, gpus=None if gpus else 0, logs=True)
 
     def hire(name: str, order: Order) -> Actor:
         kind = ray.remote(Process).options(num_cpus=1, num_gpus=int(gpus), max_concurrency=_CALLS)
