@@ -24,9 +24,13 @@ EXACT = 1e-6  # what exact rollouts may differ by
 
 @torch.no_grad()
 def gap(model: Model, samples: Sequence[Sample], run: Run, *, rows: int) -> float:
-    """The largest difference of the first step that drew noise, of as many samples as a forward of training has."""
-    start = samples[0].request.noise_start or 0
-    moves = [sample.moves[start] for sample in samples[:rows]]
+    """The largest difference of the last step that drew noise, of as many samples as a forward of training has.
+
+    Noise is least there, so that the same rounding of a velocity moves a log-prob most.
+    """
+    asked = samples[0].request
+    last = (asked.noise_start or 0) + (asked.noise_steps or 1) - 1
+    moves = [sample.moves[last] for sample in samples[:rows]]
     filled = [*moves, *[moves[0]] * (rows - len(moves))]
     # of the sample, as training computes it: given its noise, a step is as likely under any weights
     given = [{"latents": move.rows["latents"], "row": move.rows["row"], "sample": move.after} for move in filled]
@@ -45,7 +49,7 @@ def bound(run: Run, asked: tuple[str, str]) -> float:
     rollouts are exact, else what ratios are clipped at, for an untouched policy must not be."""
     assert run.rollout is not None
     exact = run.rollout.mode == "fixed" and not run.rollout.compile and asked == (run.attention, KERNELS)
-    return EXACT if exact else run.grpo.clip
+    return EXACT if exact else run.grpo.most
 
 
 def require(found: float, most: float) -> None:

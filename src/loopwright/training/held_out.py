@@ -36,13 +36,12 @@ class HeldOut:
     def __init__(
         self, plan: Plan, group: Group, live: Live, scores: Mapping[str, Composite], *, sampler: str | None, say: Say
     ) -> None:
-        assert plan.run.evaluation is not None and plan.run.rollout is not None and plan.asked is not None
+        assert plan.run.evaluation is not None and plan.run.rollout is not None and plan.quiet is not None
         self._plan, self._group, self._live, self._sampler, self._say = plan, group, live, sampler, say
         self._scores, self._draws = scores, plan.run.evaluation.draws
         self._size = CALLS * plan.run.rollout.rows
-        quiet = plan.asked if plan.asked.noise_steps is None else replace(plan.asked, noise_steps=0)
         self._asked = [
-            Asked(0, prompt, replace(quiet, prompt=prompt.text, seed=seed_of("judge", place, draw)))
+            Asked(0, prompt, replace(plan.quiet, prompt=prompt.text, seed=seed_of("judge", place, draw)))
             for place, prompt in enumerate(plan.judged)
             for draw in range(self._draws)
         ]

@@ -65,7 +65,8 @@ class Plan:
     """A run with everything it needs to know.
 
     `held` is None where no rows are held out; a run whose batches are drawn or whose samples are its own has no rows
-    and no order. Rollouts ask what is `asked`, with the `prompts` and seeds of an epoch; `judged` are held out.
+    and no order. Rollouts ask what is `asked`, with the `prompts` and seeds of an epoch; `judged` are held out, and
+    asked what is `quiet`, without noise in the steps.
     """
 
     run: Run
@@ -79,6 +80,7 @@ class Plan:
     epochs: int
     previews: tuple[Request, ...]
     asked: Request | None = None
+    quiet: Request | None = None
     prompts: tuple[Prompt, ...] = ()
     judged: tuple[Prompt, ...] = ()
 
@@ -146,8 +148,9 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
     sampler = rollout.sampler or policy.sampler
     card = served(plan.card, sampler)
     validate(card, catalog.loops(card))
-    given = {"prompt": prompts[0].text, "seed": 0, **rollout.sharing, **_noise(rollout)}
-    asked = resolve(card, **{"attention": run.attention, **rollout.parameters, **given})  # type: ignore[arg-type]
+    given = {"prompt": prompts[0].text, "seed": 0, **rollout.sharing}
+    usual = {"attention": run.attention, **policy.usual, **rollout.parameters}
+    asked = resolve(card, **{**usual, **given, **_noise(rollout)})  # type: ignore[arg-type]
     stepper = SOLVERS[sampler_of(card)].stepper
     if policy.noisy and not stepper:
         choices = [name for name, solver in SOLVERS.items() if solver.stepper]
@@ -159,9 +162,14 @@ def _rollout(plan: Plan, rollout: Rollout) -> Plan:
         _check_exact(run, asked)
     if rollout.window is not None and rollout.window > last:
         raise RequestError("rollout.window leaves no step without noise", value=rollout.window, remedy=f"1 to {last}")
-    each = rollout.samples // run.batch_size
+    each = rollout.samples // run.rows
     steps = run.steps or (run.epochs or 0) * each
-    return replace(plan, steps=steps, epochs=steps // each, asked=asked, prompts=prompts, judged=judged)
+    plan = replace(plan, steps=steps, epochs=steps // each, asked=asked, prompts=prompts, judged=judged)
+    if run.evaluation is None:
+        return plan
+    without = {name: value for name, value in usual.items() if name not in ("noise_start", "noise_steps")}
+    quiet = resolve(card, **{**without, **run.evaluation.parameters, **given})  # type: ignore[arg-type]
+    return replace(plan, quiet=replace(quiet, noise_steps=0) if stepper else quiet)
 
 
 def _check_exact(run: Run, asked: Request) -> None:
@@ -214,7 +222,7 @@ def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:
 
 
 def _resolved(run: Run, device: str) -> Run:
-    lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4)
+    lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4 if run.rollout is None else 3e-4)
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
     overlaps = run.rollout is not None and run.rollout.staleness > 0
     sleep = run.sleep or ("nobody" if overlaps else "serving")
@@ -330,4 +338,4 @@ def _order(encodings: Encodings, rows: Sequence[Row], run: Run) -> Order:
     keys = [encodings.keys(row) for row in rows]
     names = ["/".join(key.name for key in each.values()) for each in keys]
     shapes = [(choose(row, encodings.allowed), *each) for row, each in zip(rows, keys, strict=True)]
-    return Order(names, shapes, run.batch_size, run.seed)
+    return Order(names, shapes, run.rows, run.seed)

@@ -44,13 +44,13 @@ class RolloutFeed:
     def __init__(self, rollouts: Epochs, policy: Policy, run: Run, group: Group) -> None:
         assert run.rollout is not None
         self._rollouts, self._policy, self._run, self._group = rollouts, policy, run, group
-        self._rows, self._each = run.rollout.rows, run.rollout.samples // run.batch_size
+        self._rows, self._each = run.rollout.rows, run.rollout.samples // run.rows
 
     def start(self) -> Position:
         """Before the first epoch."""
         assert self._run.rollout is not None
         same = replace(self._run.rollout, graphs="auto", engines=0)  # whoever makes them, samples are the same
-        name = (same, self._run.batch_size, self._run.seed)
+        name = (same, self._run.rows, self._run.seed)
         return Position(0, 0, sha256(repr(name).encode()).hexdigest())
 
     def check(self, position: Position) -> None:

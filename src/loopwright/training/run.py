@@ -76,8 +76,9 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Optimiser:
-    """AdamW. `lr` None is 1e-4 for adapters and 1e-5 for whole networks. `clip` is the largest norm of all gradients
-    together; None leaves them as they are, and logs the norm all the same."""
+    """AdamW. `lr` None is 1e-5 for whole networks, 1e-4 for adapters, and 3e-4 for those that learn from rollouts.
+    `clip` is the largest norm of all gradients together; None leaves them as they are, and logs the norm all the
+    same."""
 
     lr: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
@@ -123,12 +124,14 @@ class Evaluation:
     """The loss of the rows held out, every so many steps, at `draws` noise levels a row, always the same.
 
     Of rollouts, the rewards of `draws` samples a prompt held out, and what `judges` say of the same: named as rewards
-    are, independent of them, never trained on.
+    are, independent of them, never trained on. `parameters` are those of a request in which these samples differ from
+    what is learnt from, for instance more steps.
     """
 
     every: int = 500
     draws: int = 4
     judges: Mapping[str, float | Mapping[str, str | int | float]] = field(default_factory=dict)
+    parameters: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require("evaluation.every", self.every, self.every >= 1, "at least 1")
@@ -160,7 +163,8 @@ class Run:
         model: a shipped id, a Diffusers folder or a hub name.
         output: the folder for checkpoints, metrics and the result; a run found there is continued.
         batch_size: rows a step, over all processes and all `accumulate` parts together; of rollouts samples a step, so
-            that an epoch has rollout.samples / batch_size steps.
+            that an epoch has rollout.samples / batch_size steps. None is 1, and of rollouts half of an
+            epoch's samples.
         train: the networks to train, by their names on the card; none means all that generate, or the autoencoder for
             the method of that name.
         precision: what is computed in; the weights trained are float32. "auto" is bfloat16 on CUDA, else float32.
@@ -187,7 +191,7 @@ class Run:
     revision: str | None = None
     steps: int | None = None
     epochs: int | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
     accumulate: int = 1
     seed: int = 0
     train: tuple[str, ...] = ()
@@ -222,12 +226,22 @@ class Run:
         if (self.steps is None) == (self.epochs is None):
             given = "neither" if self.steps is None else "both"
             raise RequestError("a run's length is given once", value=given, choices=("steps", "epochs"))
-        _require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
-        fits = 1 <= self.accumulate <= self.batch_size
-        _require("accumulate", self.accumulate, fits, f"between 1 and batch_size ({self.batch_size})")
+        if self.batch_size is None:
+            samples = 1 if self.rollout is None else self.rollout.samples
+            usual = samples if samples % 2 else samples // 2
+            object.__setattr__(self, "batch_size", usual)
+        _require("batch_size", self.batch_size, self.rows >= 1, "at least 1")
+        fits = 1 <= self.accumulate <= self.rows
+        _require("accumulate", self.accumulate, fits, f"between 1 and batch_size ({self.rows})")
         _require("log_every", self.log_every, self.log_every >= 1, "at least 1")
         _require("ema", self.ema, self.ema is None or 0 < self.ema < 1, "between 0 and 1")
         self._agree()
+
+    @property
+    def rows(self) -> int:
+        """Of a step."""
+        assert self.batch_size is not None, "settled when the run was made"
+        return self.batch_size
 
     def _agree(self) -> None:
         """Raise RequestError for settings that contradict each other."""
@@ -251,15 +265,17 @@ class Run:
         if (self.method in ("grpo", "nft")) != (self.rollout is not None):
             remedy = "method grpo and nft learn from a rollout, the others from data or drawn"
             raise RequestError("method and rollout do not go together", value=self.method, remedy=remedy)
-        if self.rollout is None and self.evaluation and self.evaluation.judges:
-            raise RequestError("evaluation.judges are of rollouts", value=list(self.evaluation.judges))
+        if self.rollout is None and self.evaluation:
+            for name in ("judges", "parameters"):
+                if given := getattr(self.evaluation, name):
+                    raise RequestError(f"evaluation.{name} are of rollouts", value=list(given))
         if bool(self.rewards) != (self.rollout is not None):
             raise RequestError("rollouts and rewards go together", value=f"rewards {dict(self.rewards)}")
         if self.rollout is None:
             return
-        _require("batch_size", self.batch_size, self.rollout.samples % self.batch_size == 0,
+        _require("batch_size", self.batch_size, self.rollout.samples % self.rows == 0,
                  f"a divisor of groups times group_size ({self.rollout.samples})")  # fmt: skip
-        each = self.rollout.samples // self.batch_size
+        each = self.rollout.samples // self.rows
         _require("checkpoints.every", self.checkpoints.every, self.checkpoints.every % each == 0,
                  f"whole epochs, a multiple of {each}, for no rollout is kept")  # fmt: skip
         if self.steps is not None:

@@ -69,9 +69,9 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
 
 def _rows(plan: Plan) -> str:
     if plan.run.rollout is not None:
-        return f"{plan.run.rollout.samples} sampled an epoch, {plan.run.batch_size} a step"
+        return f"{plan.run.rollout.samples} sampled an epoch, {plan.run.rows} a step"
     if plan.run.drawn is not None:
-        return f"drawn by {plan.run.drawn.source} of {plan.run.drawn.file}, {plan.run.batch_size} a step"
+        return f"drawn by {plan.run.drawn.source} of {plan.run.drawn.file}, {plan.run.rows} a step"
     return f"{len(plan.rows)}, and {len(plan.held_rows)} held out" if plan.held_rows else str(len(plan.rows))
 
 

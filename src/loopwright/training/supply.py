@@ -43,7 +43,7 @@ def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Sup
         return
     if run.drawn is not None:
         source = drawn.opened(run.drawn, group.device)
-        feed = drawn.DrawnFeed(source, group, run.batch_size, run.accumulate, run.seed, drawn.identity(run.drawn))
+        feed = drawn.DrawnFeed(source, group, run.rows, run.accumulate, run.seed, drawn.identity(run.drawn))
         yield Supply(feed, drawn.HeldOut(source), source.blank)
         return
     assert run.data is not None and plan.order is not None

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from ...sampling.stochastic import divergence
 from .batch import Batch, Losses, Material, Moment
 from .policy import Example, Reference, Sample, conditioning, taught
 
+CLIP, GUARDED = 1e-4, 3e-6
 FIRST = 2  # of a row's numbers, where those of the sampler begin: weights of latents and velocity, deviation
 
 
@@ -37,14 +39,14 @@ class Settings:
     """How far a policy may go in an epoch, and from where training began.
 
     Attributes:
-        clip: of the ratio, to both sides; with `guard` some 2e-6 to 4e-6 are usual.
+        clip: of the ratio, to both sides; None is 1e-4, and 3e-6 with `guard`.
         advantage_clip: the largest advantage that counts.
         kl: what the divergence from the network before training weighs; 0 computes none.
         timesteps: the share of the steps that drew noise to learn from, drawn for each sample.
         divergence: the largest from the rollout's policy, instead of a clipped ratio; None: clips.
     """
 
-    clip: float = 1e-4
+    clip: float | None = None
     advantage_clip: float = 5.0
     kl: float = 0.04
     timesteps: float = 1.0
@@ -52,8 +54,10 @@ class Settings:
     divergence: float | None = None
 
     def __post_init__(self) -> None:
+        if self.clip is None:
+            object.__setattr__(self, "clip", GUARDED if self.guard else CLIP)
         for name, fits, what in (
-            ("clip", self.clip > 0, "above 0"),
+            ("clip", self.most > 0, "above 0"),
             ("advantage_clip", self.advantage_clip > 0, "above 0"),
             ("kl", self.kl >= 0, "at least 0"),
             ("timesteps", 0 < self.timesteps <= 1, "above 0, at most 1"),
@@ -62,11 +66,18 @@ class Settings:
             if not fits:
                 raise RequestError(f"grpo.{name} must be {what}", value=getattr(self, name))
 
+    @property
+    def most(self) -> float:
+        """How far a ratio may lie from 1."""
+        assert self.clip is not None, "settled when it was made"
+        return self.clip
+
 
 class Grpo:
     """The method of `METHODS["grpo"]`."""
 
     sampler, noisy = "flow_sde", True
+    usual: Mapping[str, str | int | float] = MappingProxyType({"num_inference_steps": 10})
 
     def __init__(self, settings: Settings, material: Material, *, adapters: bool) -> None:
         self._settings, self._attention, self._roles = settings, material.attention, material.roles
@@ -105,10 +116,11 @@ class Grpo:
         log_prob, mean = self._recomputed(network, batch)
         drift = divergence(mean, _old_mean(batch), row)
         change = log_prob - batch.tensors["log_prob"]
-        policy, ratio = self._policy(batch, change, drift)
+        policy, ratio, masked = self._policy(batch, change, drift)
         anchor = divergence(mean, kept, row) if isinstance(kept, torch.Tensor) else torch.zeros_like(policy)
         rows = policy + self._settings.kl * anchor
-        return Losses(rows, self._logs(batch, change.detach(), ratio.detach(), drift.detach(), anchor.detach()))
+        logs = self._logs(batch, change.detach(), ratio.detach(), drift.detach(), anchor.detach())
+        return Losses(rows, logs if masked is None else logs | {"masked": masked.float()})
 
     def held_out(self, networks: Mapping[str, nn.Module], batch: Batch, draw: int, draws: int) -> Losses:
         """Never asked: a policy is judged by its rewards."""
@@ -136,8 +148,10 @@ class Grpo:
         with self._reference.standing_in(network):
             return self._recomputed(network, batch)[1]
 
-    def _policy(self, batch: Batch, change: torch.Tensor, drift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The losses [B] without the anchor, and the ratios."""
+    def _policy(
+        self, batch: Batch, change: torch.Tensor, drift: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The losses [B] without the anchor, the ratios, and which rows are masked, where any may be."""
         most = self._settings.advantage_clip
         advantage = batch.tensors["advantage"].clamp(-most, most)
         scale = torch.ones_like(change)
@@ -146,15 +160,15 @@ class Grpo:
         ratio = change.exp()
         plain = -advantage * ratio
         if self._settings.divergence is not None:
-            away = (advantage > 0) == (ratio > 1)
-            return torch.where(away & (drift.detach() > self._settings.divergence), 0, plain) * scale, ratio
-        clipped = -advantage * ratio.clamp(1 - self._settings.clip, 1 + self._settings.clip)
-        return torch.maximum(plain, clipped) * scale, ratio
+            masked = ((advantage > 0) == (ratio > 1)) & (drift.detach() > self._settings.divergence)
+            return torch.where(masked, 0, plain) * scale, ratio, masked
+        clipped = -advantage * ratio.clamp(1 - self._settings.most, 1 + self._settings.most)
+        return torch.maximum(plain, clipped) * scale, ratio, None
 
     def _logs(
         self, batch: Batch, change: torch.Tensor, ratio: torch.Tensor, drift: torch.Tensor, anchor: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        clip = self._settings.clip
+        clip = self._settings.most
         spread = ratio[: batch.real].std(correction=0) if batch.real else ratio.new_zeros(())
         logs = {
             "ratio": ratio,

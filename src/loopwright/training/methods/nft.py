@@ -12,6 +12,7 @@ is trained is the conditional velocity. Source: DiffusionNFT, Zheng et al. 2025 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -57,6 +58,7 @@ class Nft:
     """The method of `METHODS["nft"]`."""
 
     sampler, noisy = None, False
+    usual: Mapping[str, str | int | float] = MappingProxyType({"num_inference_steps": 10, "guidance_scale": 1.0})
 
     def __init__(self, settings: Settings, material: Material, *, adapters: bool) -> None:
         self._settings, self._material = settings, material

@@ -48,10 +48,12 @@ class Policy(Protocol):
     Attributes:
         sampler: what it samples with unless told otherwise; None is the card's own.
         noisy: whether the sampler must draw noise.
+        usual: parameters of rollouts that are left out.
     """
 
     sampler: str | None
     noisy: bool
+    usual: Mapping[str, str | int | float]
 
     def sampling(self) -> AbstractContextManager[None]:
         """The weights that sample, in the networks for a `with` block."""
