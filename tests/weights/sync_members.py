@@ -1,6 +1,7 @@
 """What the processes of a broadcast do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,10 +33,13 @@ def exchange(folder: str) -> int:
     """Each process writes what it has in the end, and what it is told of a delivery that one of them receives wrong."""
     collective._BUCKET = 4000  # several, of several tensors
     with joined("cpu") as group:
-        sent = sync.Delivery.of("full", weights(), alphas={"x": 2.0}) if group.rank == 1 else None
+        config = {"eps": 1e-5, "kernel": (3, (1, 2))}
+        sent = sync.Delivery.of("full", weights(), alphas={"x": 2.0}, config=config) if group.rank == 1 else None
+        sent = replace(sent, stored=True) if sent else None
         got = sync.broadcast(sent, source=1, device=group.device)
         same = all(torch.equal(got.tensors[name], tensor) for name, tensor in weights().items())
         lines = [f"{got.form} {len(got.tensors)} {same} {got.checksum == sync.checksum(weights())} {dict(got.alphas)}"]
+        lines.append(f"{got.config} {got.stored}")
         if group.rank == 0:
             collective._travel = damaging(collective._travel)
         try:

@@ -34,9 +34,9 @@ def net(seed: int, **changes: object) -> WanTransformer3DModel:
     return WanTransformer3DModel(**SETTINGS | changes).eval()
 
 
-def adapted(seed: int, alpha: float = 8) -> WanTransformer3DModel:
+def adapted(seed: int, alpha: float = 8, **changes: object) -> WanTransformer3DModel:
     """Adapters that count for something."""
-    module = net(0)
+    module = net(0, **changes)
     lora.inject(module, rank=4, alpha=alpha, targets=TARGETS)
     torch.manual_seed(seed)
     for name, parameter in module.named_parameters():
@@ -236,9 +236,11 @@ def test_a_and_b_travel_together(tmp_path: Path) -> None:
     refused(target, sync.adapter(adapted(1, alpha=4)), "another alpha: 4.0; choices: 8")
 
 
-def test_weights_of_a_model_that_computes_otherwise_are_refused() -> None:
+def test_weights_of_a_model_that_computes_otherwise_are_refused(tmp_path: Path) -> None:
     refused(net(0), sync.full(net(1, eps=1e-5)), "another eps: 1e-05; choices: 1e-06")
     refused(net(0), sync.full(net(1, num_attention_heads=4, attention_head_dim=6)), "another num_attention_heads: 4")
+    refused(net(0), sync.merged(adapted(1, eps=1e-5)), "another eps: 1e-05")
+    refused(running(tmp_path), sync.adapter(adapted(1, eps=1e-5)), "another eps: 1e-05")
 
 
 def test_an_interrupted_copy_is_completed_before_it_is_told() -> None:
@@ -341,6 +343,23 @@ def test_shared_weights_arrive_and_leave_no_trace(tmp_path: Path) -> None:
         pass
 
 
+def test_shared_weights_are_held_against_the_module_as_those_of_this_process_are(tmp_path: Path) -> None:
+    with sync.shared(sync.full(net(1, eps=1e-5)), tmp_path) as path:
+        refused(net(0), sync.read(path, COMPONENT), "another eps: 1e-05; choices: 1e-06")
+    half = torch.nn.Module.to(net(1), torch.bfloat16)
+    save_file(state(half), tmp_path / "half.safetensors")
+    target = net(0)
+    with sync.shared(sync.read(tmp_path / "half.safetensors", COMPONENT), tmp_path) as path:
+        into(target, sync.read(path, COMPONENT))
+    assert equal(target.state_dict(), {name: tensor.float() for name, tensor in half.state_dict().items()})
+
+
+def test_a_delivery_without_its_head_is_refused(tmp_path: Path) -> None:
+    save_file(state(net(1)), tmp_path / "w.safetensors", {"loopwright_delivery": '{"form": "full"}'})
+    with pytest.raises(WeightsError, match="does not say what it delivers"):
+        sync.read(tmp_path / "w.safetensors", COMPONENT)
+
+
 def test_what_changes_on_the_way_is_refused(tmp_path: Path) -> None:
     target = net(0)
     before = state(target)
@@ -363,4 +382,5 @@ def test_a_broadcast_arrives_everywhere_or_nowhere(tmp_path: Path) -> None:
     assert launch(2, sync_members.exchange, (str(tmp_path),)) == 0
     receiver, sender = ((tmp_path / rank).read_text().splitlines() for rank in "01")
     assert receiver[0] == sender[0] == "full 8 True True {'x': 2.0}"
-    assert "not those that were sent" in receiver[1] and "damaged in other processes: 1" in sender[1]
+    assert receiver[1] == sender[1] == "{'eps': 1e-05, 'kernel': [3, [1, 2]]} True"
+    assert "not those that were sent" in receiver[2] and "damaged in other processes: 1" in sender[2]

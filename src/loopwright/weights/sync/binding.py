@@ -13,7 +13,7 @@ import torch
 
 from ...errors import WeightsError
 from .. import lora
-from .delivery import Delivery
+from .delivery import Delivery, plain
 from .packing import config_of
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -24,7 +24,7 @@ _NAMED = 3  # of what does not fit
 
 def bind(module: torch.nn.Module, delivery: Delivery) -> Pairs:
     """The module's tensors, each with its new values. Raises WeightsError unless all of the delivery fits."""
-    _check_config(config_of(module), delivery.config)
+    _check_config(plain(config_of(module)), delivery.config)
     wanted = _adapter(module, delivery) if delivery.form == "adapter" else _weights(module, delivery)
     wrong = [text for name, target in wanted.items() if (text := _misfit(name, target, delivery))]
     if wrong:
@@ -104,14 +104,10 @@ def _ready(given: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _check_config(own: Mapping[str, object], given: Mapping[str, object]) -> None:
     """Other heads or another epsilon change no shape, but everything that is computed."""
     for name in (name for name in own if name in given):  # in one order, so that errors name the same
-        if not name.startswith("_") and name not in _OF_ITS_FILES and _plain(own[name]) != _plain(given[name]):
+        if not name.startswith("_") and name not in _OF_ITS_FILES and own[name] != given[name]:
             raise WeightsError(
                 f"the weights are of a model with another {name}", value=given[name], choices=[own[name]]
             )
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _listed(names: Iterable[str]) -> str:

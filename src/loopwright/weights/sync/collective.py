@@ -39,15 +39,14 @@ def broadcast(
     for names in _buckets(described):
         _travel([sent[name] for name in names], mine, source, device, group)
     if delivery is None:
-        delivery = Delivery(str(head["form"]), sent, str(head["checksum"]), head["alphas"])  # type: ignore[arg-type]
+        delivery = Delivery.arrived(head, sent)
     _all_received(delivery, device, group)
     return delivery
 
 
 def _head(delivery: Delivery) -> bytes:
     tensors = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in delivery.tensors.items()]
-    head = {"form": delivery.form, "checksum": delivery.checksum, "alphas": dict(delivery.alphas), "tensors": tensors}
-    return json.dumps(head).encode()
+    return json.dumps({**delivery.head, "tensors": tensors}).encode()
 
 
 def _told(

@@ -4,6 +4,7 @@ delivery = Delivery.of("full", module.state_dict())
 delivery.verify()                          # on arrival
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -26,7 +27,7 @@ class Delivery:
         tensors: dtypes are those of the component. float32 or float64 masters are rounded to them.
         checksum: of the tensors, by whoever packed them.
         alphas: of an adapter, by the layer's name.
-        config: what the module they were taken from was built by, as far as known.
+        config: what the module they were taken from was built by, as far as known, as `plain` has it.
         stored: whether they come of a checkpoint: then they take the component's precision, as when one is loaded.
     """
 
@@ -51,7 +52,29 @@ class Delivery:
             raise WeightsError("unknown form of weights", value=form, choices=FORMS)
         if not tensors:
             raise WeightsError("there are no weights in what is sent", remedy="send at least one tensor")
-        return cls(form, tensors, checksum(tensors), alphas or {}, config or {})
+        return cls(form, tensors, checksum(tensors), alphas or {}, plain(config or {}))
+
+    @classmethod
+    def arrived(cls, head: Mapping[str, object], tensors: Mapping[str, torch.Tensor]) -> Self:
+        """Tensors with the head that they were sent with. Raises WeightsError where that is none; verifies nothing."""
+        form, checksum, alphas = head.get("form"), head.get("checksum"), head.get("alphas")
+        config, stored = head.get("config"), head.get("stored")
+        if not (isinstance(form, str) and isinstance(checksum, str) and isinstance(alphas, dict)) or not (
+            isinstance(config, dict) and isinstance(stored, bool)
+        ):
+            raise WeightsError("what arrived does not say what it delivers", value=head, remedy="send it again")
+        return cls(form, tensors, checksum, {str(name): float(alpha) for name, alpha in alphas.items()}, config, stored)
+
+    @property
+    def head(self) -> dict[str, object]:
+        """All but the tensors, for who carries them: JSON can have it."""
+        return {
+            "form": self.form,
+            "checksum": self.checksum,
+            "alphas": dict(self.alphas),
+            "config": dict(self.config),
+            "stored": self.stored,
+        }
 
     @property
     def bytes(self) -> int:
@@ -68,3 +91,9 @@ class Delivery:
                 choices=(self.checksum,),
                 remedy="send them again",
             )
+
+
+def plain(config: Mapping[str, object]) -> dict[str, object]:
+    """As JSON has it, what JSON does not know by its text: so what has travelled equals what has not."""
+    out: dict[str, object] = json.loads(json.dumps(dict(config), default=str))
+    return out

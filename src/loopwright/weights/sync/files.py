@@ -48,7 +48,9 @@ def read(source: str | Path, component: Component) -> Delivery:
         return replace(full(module), stored=True)
     tensors, head = _read(path)
     if head:
-        return _packed(path, tensors, head)
+        delivery = Delivery.arrived(head, tensors)
+        delivery.verify()
+        return delivery
     if any(map(parse, tensors)):
         found = lora.read(path)
         return replace(Delivery.of("adapter", found.tensors, alphas=found.alphas), stored=True)
@@ -62,14 +64,13 @@ def shared(delivery: Delivery, folder: Path = SHARED) -> Iterator[Path]:
     Raises WeightsError where it cannot be written, as where there is no such folder or no room in it.
     """
     path = folder / f"loopwright-{uuid.uuid4().hex}.safetensors"
-    head = {"form": delivery.form, "checksum": delivery.checksum, "alphas": dict(delivery.alphas)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _apart(delivery.tensors).items()}
     try:
         if not folder.is_dir():
             raise OSError("no such folder")
         with replacing(path) as temporary:
             temporary.touch(0o600)
-            save_file(tensors, temporary, {_METADATA: json.dumps(head)})
+            save_file(tensors, temporary, {_METADATA: json.dumps(delivery.head)})
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"cannot share weights in {folder} ({error})", remedy="name another folder") from error
     try:
@@ -105,15 +106,6 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         except (OSError, SafetensorError, ValueError) as error:
             raise WeightsError(f"{file} is not a safetensors file ({error})", remedy="write it again") from error
     return tensors, head
-
-
-def _packed(path: Path, tensors: Mapping[str, torch.Tensor], head: Mapping[str, object]) -> Delivery:
-    form, checksum, alphas = head.get("form"), head.get("checksum"), head.get("alphas")
-    if not isinstance(form, str) or not isinstance(checksum, str) or not isinstance(alphas, dict):
-        raise WeightsError(f"{path} does not say what it delivers", value=head, remedy="write it again")
-    delivery = Delivery(form, tensors, checksum, {str(name): float(alpha) for name, alpha in alphas.items()})
-    delivery.verify()
-    return delivery
 
 
 def _config(path: Path) -> Mapping[str, object]:

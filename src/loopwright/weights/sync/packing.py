@@ -32,13 +32,14 @@ def merged(module: torch.nn.Module) -> Delivery:
 
     Raises WeightsError where nothing is adapted, or a layer is not linear.
     """
-    return Delivery.of("merged", {f"{name}.weight": _merged(name, layer) for name, layer in lora.adapted(module)})
+    tensors = {f"{name}.weight": _merged(name, layer) for name, layer in lora.adapted(module)}
+    return Delivery.of("merged", tensors, config=config_of(module))
 
 
 def adapter(module: torch.nn.Module) -> Delivery:
     """A and B of every adapted layer, on the host. Raises WeightsError where nothing is adapted."""
     alphas = {name: float(_only(layer.lora_alpha)) for name, layer in lora.adapted(module)}
-    return Delivery.of("adapter", lora.tensors(module) if alphas else {}, alphas=alphas)
+    return Delivery.of("adapter", lora.tensors(module) if alphas else {}, alphas=alphas, config=config_of(module))
 
 
 def pack(module: torch.nn.Module, receiver: object) -> Delivery:
