@@ -98,6 +98,43 @@ def test_everything_wrong_is_told_in_one_pass(said: Said, tmp_path: Path):
     )
 
 
+def test_conditions_that_encoding_refuses_are_told(said: Said, tmp_path: Path):
+    def row(target: str, *conditions: tuple[str, str, str]) -> dict[str, object]:
+        given = [{"type": kind, "uri": uri, "role": role} for kind, uri, role in conditions]
+        return {"text": "a", "target": {"visual": target}, "conditions": given}
+
+    image = ("image", "sea.png", "first_frame")
+    jsonl(
+        tmp_path / "rows.jsonl",
+        [
+            row("long.mp4", image),
+            row("short.mp4", ("image", "sea.png", "frist_frame"), ("video", "long.mp4", "first_frame")),
+            row("sea.png", image, image),
+        ],
+    )
+    status, out, _ = said("rows.jsonl", "--json")
+    *problems, _ = [json.loads(line) for line in out.splitlines()]
+    assert status == 2 and [(each["where"], each["problem"]) for each in problems] == [
+        ("rows.jsonl:2", "unknown role of a condition: 'frist_frame'; choices: first_frame"),
+        ("rows.jsonl:2", "a first frame is an image: 'video'"),
+        ("rows.jsonl:3", "more than one first frame; keep one"),
+    ]
+
+
+def test_all_files_of_a_row_are_looked_into(said: Said, tmp_path: Path):
+    for name in ("target.mp4", "first.png"):
+        (tmp_path / name).write_text(f"{name}: words")
+    condition = {"type": "image", "uri": "first.png", "role": "first_frame"}
+    jsonl(tmp_path / "rows.jsonl", [{"text": "a", "target": {"visual": "target.mp4"}, "conditions": [condition]}])
+    _, out, _ = said("rows.jsonl", "--json")
+    *problems, summary = [json.loads(line) for line in out.splitlines()]
+    assert [each["problem"].split(" (")[0].split(":")[0] for each in problems] == [
+        "cannot read first.png",
+        "cannot read target.mp4",
+    ]
+    assert summary["rows"] == 0
+
+
 def test_many_sizes_are_summed_up(said: Said, tmp_path: Path):
     for index in range(12):
         media.write(f"many/{index}.png", np.full((index + 1, 8, 3), index, np.uint8), fps=1, metadata={})

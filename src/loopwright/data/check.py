@@ -4,8 +4,8 @@
     report.problems          # DataErrors, each with its place
     report.buckets           # how many rows at which shape
 
-With shapes given, each row is decoded as training would, so what passes here will train; without, pictures whole and
-videos up to their middle.
+With shapes given, each row is decoded as training would, so what passes here will train, with a model that takes first
+frames where rows name them; without, pictures whole and videos up to their middle.
 """
 
 from collections import Counter
@@ -45,8 +45,7 @@ def check(path: str | Path, allowed: Sequence[Geometry], *, tell: Tell) -> Repor
         if isinstance(entry, DataError):
             report.problems.append(entry)
         else:
-            with _noting(report):
-                _look(entry, allowed, report)
+            _look(entry, allowed, report)
             with _noting(report):
                 _refuse_twin(entry, seen)
         tell(done, len(declared))
@@ -62,13 +61,21 @@ def _noting(report: Report) -> Iterator[None]:
 
 
 def _look(row: Row, allowed: Sequence[Geometry], report: Report) -> None:
+    """Into each of its files, whatever is wrong with the others."""
+    report.problems.extend(row.problems())
+    for condition in row.conditions:
+        with _noting(report):
+            shown = row.shown(condition)
+            pixels(shown, _as_it_is(measure(shown)))
+    with _noting(report):
+        _count(row, allowed, report)
+
+
+def _count(row: Row, allowed: Sequence[Geometry], report: Report) -> None:
     extent = measure(row)
     report.kinds[row.kind] += 1
     report.sizes[extent.height, extent.width] += 1
     report.lengths[extent.frames] += 1
-    for condition in row.conditions:
-        shown = row.shown(condition)
-        pixels(shown, _as_it_is(measure(shown)))
     shape = nearest(row, extent, allowed) if allowed else _as_it_is(extent)
     pixels(row, shape)
     if allowed:

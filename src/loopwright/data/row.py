@@ -8,6 +8,7 @@ row.shown(row.conditions[0])         # a condition's picture, as media of its ow
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,6 +16,7 @@ from typing import Literal, Protocol
 from ..errors import DataError
 
 Kind = Literal["image", "video"]
+ROLES = ("first_frame",)
 
 
 class Media(Protocol):
@@ -73,6 +75,16 @@ class Row:
     def content(self) -> str:
         """The sha256 of the media file's bytes, in hexadecimal. Raises DataError for a file that cannot be read."""
         return content(self.path, self.where)
+
+    def problems(self) -> Iterator[DataError]:
+        """What is wrong with the conditions whatever the model is, without a look into files."""
+        for condition in self.conditions:
+            if condition.role not in ROLES:
+                yield DataError(self.where, "unknown role of a condition", value=condition.role, choices=ROLES)
+            elif condition.kind != "image":
+                yield DataError(self.where, "a first frame is an image", value=condition.kind)
+        if sum(condition.role in ROLES for condition in self.conditions) > 1:
+            yield DataError(self.where, "more than one first frame", remedy="keep one")
 
     def shown(self, condition: Condition) -> Shown:
         """A condition of this row, as media to read."""

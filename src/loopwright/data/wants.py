@@ -22,7 +22,6 @@ from .geometry import Geometry
 from .keys import Key, Maker, frame_key, maker, media_key, prompt_key
 from .row import Row, Shown
 
-ROLES = ("first_frame",)
 UNCOND = "uncond"
 
 
@@ -93,13 +92,8 @@ class Plan:
 
     def _given(self, row: Row) -> Shown | None:
         """The first frame that the row's conditions name."""
-        for condition in row.conditions:
-            if condition.role not in ROLES:
-                raise DataError(row.where, "unknown role of a condition", value=condition.role, choices=ROLES)
-            if condition.kind != "image":
-                raise DataError(row.where, "a first frame is an image", value=condition.kind)
-        if len(row.conditions) > 1:
-            raise DataError(row.where, "more than one first frame", remedy="keep one")
+        for problem in row.problems():
+            raise problem
         if row.conditions and not self._frame_kinds:
             remedy = "leave the condition out, or name the encoders of an image-to-video model"
             raise DataError(row.where, f"{self._card.name} makes no videos of a first frame", remedy=remedy)
