@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from loopwright.distributed.launch import launch
 from loopwright.errors import RequestError, StateError
+from loopwright.training import held_out
 from loopwright.training.checkpoint import found
+from loopwright.training.methods.grpo import Settings as Grpo
 from loopwright.training.plan import make
 from loopwright.training.run import Evaluation, Lora, text
 from loopwright.training.session import train
@@ -132,6 +134,36 @@ def test_a_method_learns_a_reward_in_seconds_and_nothing_from_one_given_to_other
     rewards = [row["reward_mean"] for row in metrics(run) if "reward_mean" in row]
     gained = sum(rewards[-3:]) / 3 - rewards[0]
     assert gained > 0.1 if learns else abs(gained) < 0.05
+
+
+@pytest.mark.parametrize("method", ["grpo", "nft"])
+def test_what_a_rollout_leaves_out_is_what_is_known_to_work(rollout_of, checkpoint, method):
+    small = {"height": 32, "width": 32, "num_frames": 1, "max_sequence_length": 32}
+    run = rollout_of(method, model=str(checkpoint("t2v")), lora=Lora(rank=2), batch_size=None, optimiser={},
+                     rollout={"parameters": small})  # fmt: skip
+    plan = make(run)
+    assert plan.run.batch_size == plan.run.rollout.samples // 2
+    assert plan.run.optimiser.lr == 3e-4 and make(replace(run, lora=None)).run.optimiser.lr == 1e-5
+    assert plan.asked.num_inference_steps == 10
+    assert (plan.asked.guidance_scale == 1.0) == (method == "nft")
+    given = rollout_of(method, rollout={"parameters": {"num_inference_steps": 4}})
+    assert make(given).asked.num_inference_steps == 4
+    assert (Grpo().most, Grpo(guard=True).most, Grpo(clip=1e-2, guard=True).most) == (1e-4, 3e-6, 1e-2)
+
+
+def test_held_out_samples_may_be_made_in_other_ways_than_those_that_are_learnt_from(rollout_of, monkeypatch):
+    run = rollout_of(evaluation=Evaluation(every=2, draws=2, parameters={"num_inference_steps": 6}))
+    steps, real = [], held_out.results
+
+    def results(model, asked, **given):
+        steps.extend(each.request.num_inference_steps for each in asked)
+        return real(model, asked, **given)
+
+    monkeypatch.setattr(held_out, "results", results)
+    assert train(run).finished and set(steps) == {6}
+    assert make(run).asked.num_inference_steps == 3
+    with pytest.raises(RequestError, match="num_inference_steps"):
+        make(replace(run, evaluation=Evaluation(parameters={"num_inference_steps": 0})))
 
 
 def test_held_out_prompts_are_judged_by_the_same_samples_each_time(rollout_of, tmp_path):

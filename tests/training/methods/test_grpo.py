@@ -102,7 +102,10 @@ def test_beyond_a_divergence_rows_that_would_go_further_are_masked(grpo, network
     found = grpo(divergence=bound).losses({"transformer": network}, given, MOMENT)
     np.testing.assert_allclose(found.rows.detach().numpy(), np.where(masked, 0, -advantage * ratio), rtol=1e-5)
     assert grpo(divergence=1e3).losses({"transformer": network}, given, MOMENT).rows.abs().min() > 0
-    assert (grpo(divergence=1e-9).losses({"transformer": network}, given, MOMENT).rows == 0).any()
+    masked = grpo(divergence=1e-9).losses({"transformer": network}, given, MOMENT)
+    assert (masked.rows == 0).any()
+    assert torch.equal(masked.logs["masked"], (masked.rows == 0).float())
+    assert "masked" not in grpo().losses({"transformer": network}, given, MOMENT).logs
 
 
 def test_the_anchor_is_the_divergence_from_what_the_network_was(grpo, network, labels):
