@@ -57,7 +57,31 @@ def test_a_damaged_newest_is_told_and_the_one_before_used(spoil, file, store, tm
     said: list[str] = []
     into = tensors()
     assert store.load(into, said.append) == {"step": 1} and float(into["optimiser.a.step"]) == 1
-    assert len(said) == 1 and "step-00000002 is damaged" in said[0] and said[0].endswith("the one before is used")
+    assert len(said) == 1 and "step-00000002 is damaged" in said[0] and said[0].endswith("; step-00000001 is used")
+
+
+def test_where_all_are_damaged_nothing_begins_anew(store, tmp_path):
+    for step in (1, 2):
+        store.save(step, tensors(step), {"step": step})
+        cut(tmp_path / f"step-0000000{step}" / "state.json")
+    said: list[str] = []
+    into = tensors(3.0)
+    with pytest.raises(StateError, match=r"every checkpoint is damaged: '.*'; bring one back .* choose another output"):
+        store.load(into, said.append)
+    assert float(into["optimiser.a.step"]) == 3 and names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert len(said) == 2 and "step-00000002 is damaged" in said[0] and not any("used" in line for line in said)
+
+
+def test_a_damaged_one_of_a_later_step_crowds_out_none_of_those_written_after_it(tmp_path, alone):
+    store = Checkpoints(tmp_path, 1, alone)
+    store.save(9, tensors(9.0), {"step": 9})
+    cut(tmp_path / "step-00000009" / "state.json")
+    for step in (4, 6):
+        store.save(step, tensors(step), {"step": step})
+    assert store.load(tensors(), print) == {"step": 6}
+    assert names(tmp_path) == ["step-00000006", "step-00000009"]
+    store.save(10, tensors(10.0), {"step": 10})
+    assert names(tmp_path) == ["step-00000010"]
 
 
 def test_what_a_killed_process_left_half_written_is_none(store, tmp_path):

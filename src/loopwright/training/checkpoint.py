@@ -28,6 +28,7 @@ from ..errors import StateError
 from ..files import replacing
 
 _STATE, _MANIFEST = "state.json", "manifest.json"
+_NONE, _DAMAGED = -1, -2  # in place of a step
 About = Mapping[str, object]
 Say = Callable[[str], None]
 
@@ -53,19 +54,22 @@ class Checkpoints:
             (unfinished / _MANIFEST).write_text(json.dumps(_digests(unfinished)), encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)
             os.replace(unfinished, target)
-            for old in self._all()[self._keep :]:
-                shutil.rmtree(old)
+            self._forget(step)
         self._group.wait()
         return target
 
     def load(self, tensors: Mapping[str, torch.Tensor], say: Say) -> About | None:
         """Fill the tensors from the newest whole checkpoint. `say` hears of each that is not.
 
-        A collective. Raises StateError if the newest whole one holds other tensors.
+        A collective. Raises StateError if none of those there are is whole, and if the newest whole one holds other
+        tensors.
         """
-        step = self._group.told(-1 if (found := self._newest(say)) is None else found)
-        if step < 0:
+        step = self._group.told(self._newest(say) if self._group.first else _NONE)
+        if step == _NONE:
             return None
+        if step == _DAMAGED:
+            remedy = "bring one back from a copy; to begin anew, move the folder away or choose another output"
+            raise StateError("every checkpoint is damaged", value=str(self._folder), remedy=remedy)
         path = self._folder / _name(step)
         reader = HuggingFaceStorageReader(str(path))
         stored = reader.read_metadata().state_dict_metadata
@@ -76,16 +80,24 @@ class Checkpoints:
         about: About = json.loads((path / _STATE).read_text(encoding="utf-8"))
         return about
 
-    def _newest(self, say: Say) -> int | None:
-        """The step of the newest that is whole; the first process looks for all."""
-        if not self._group.first:
-            return None
+    def _newest(self, say: Say) -> int:
+        """The step of the newest that is whole, or why there is none."""
+        wrong: list[str] = []
         for path in self._all():
-            wrong = damage(path)
-            if not wrong:
-                return int(path.name.removeprefix("step-"))
-            say(f"{path} is damaged ({wrong}); the one before is used")
-        return None
+            if what := damage(path):
+                wrong.append(f"{path} is damaged ({what})")
+                continue
+            for line in wrong:
+                say(f"{line}; {path.name} is used")
+            return _step(path)
+        for line in wrong:
+            say(line)
+        return _DAMAGED if wrong else _NONE
+
+    def _forget(self, step: int) -> None:
+        """All but the last up to this step. What lies above it was found damaged, and crowds out nothing."""
+        for old in [path for path in self._all() if _step(path) <= step][self._keep :]:
+            shutil.rmtree(old)
 
     def _all(self) -> list[Path]:
         return found(self._folder)
@@ -109,6 +121,10 @@ def damage(path: Path) -> str:
         if here[name] != digest:
             return f"{name} is not what was written"
     return ""
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _name(step: int) -> str:
