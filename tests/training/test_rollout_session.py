@@ -180,6 +180,17 @@ def test_held_out_prompts_are_judged_by_the_same_samples_each_time(rollout_of, t
     assert judged == [rows[0]["held_out/reward"]] * 3
 
 
+def test_a_run_is_continued_with_the_prompts_it_began_with_wherever_they_lie(rollout_of, tmp_path):
+    run = rollout_of(epochs=1)
+    assert train(run).finished
+    (tmp_path / "moved.txt").write_text("light\ndark\n")
+    longer = replace(run, epochs=2)
+    assert train(replace(longer, rollout=replace(run.rollout, prompts=str(tmp_path / "moved.txt")))).step == 4
+    Path(run.rollout.prompts).write_text("dark\nlight\n")
+    with pytest.raises(StateError, match="sampled otherwise"):
+        train(replace(run, epochs=3))
+
+
 def test_a_run_is_not_continued_within_an_epoch(rollout_of, monkeypatch):
     run, real = rollout_of(), Trainer.train
 

@@ -32,7 +32,7 @@ class Parts:
         self.method = METHODS[self.run.method](self.run, material)
         score = rewards.parse(self.run.rewards)
         self.rollouts = Rollouts(self.plan, group, self.live, self.method, score, say=self.said.append)
-        self.feed = RolloutFeed(self.rollouts, self.method, self.run, group)
+        self.feed = RolloutFeed(self.rollouts, self.method, self.plan, group)
 
     def step(self):
         return next(iter(self.feed.steps(self.feed.start(), epochs=1)))

@@ -20,6 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 from .. import catalog, rewards
 from ..api.model import sampler_of
+from ..api.pixels import frames
 from ..backends.capture import require_capture
 from ..backends.compile import require_compiler
 from ..backends.device import pick, preferred_dtype, probe
@@ -53,7 +54,7 @@ from .settings import leaves, plain
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
 _LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
-_PLACE = ("rollout.graphs", "rollout.engines", "sleep", "device", "train_only")
+_PLACE = ("rollout.prompts", "rollout.held_out", "rollout.graphs", "rollout.engines", "sleep", "device", "train_only")
 _FREE = (*_LENGTH, *_RESULT, *_PLACE, "checkpoints", "evaluation", "previews")
 _PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
@@ -316,8 +317,14 @@ def _previews(run: Run, card: Card) -> tuple[Request, ...]:
     if run.previews is None:
         return ()
     given = {"seed": run.previews.seed, "attention": run.attention, **run.previews.parameters}
+    image, inputs = run.previews.image, [program.inputs for program in card.programs.values()]
+    if image is not None and ("image",) not in inputs:
+        raise RequestError(f"previews.image: {card.name} takes no image", value=image, choices=card.programs)
+    if image is None and () not in inputs:
+        raise RequestError(f"previews.image: {card.name} needs an image", remedy="give the path of one")
+    opening = frames(image, still=True)
     return tuple(
-        resolve(card, prompt=prompt, **given)  # type: ignore[arg-type]
+        resolve(card, prompt=prompt, image=opening, **given)  # type: ignore[arg-type]
         for prompt in run.previews.prompts
     )
 

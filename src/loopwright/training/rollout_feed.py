@@ -1,6 +1,6 @@
 """Batches of what is learnt from rollouts, for one process of a group: an epoch is sampled when its first is asked for.
 
-    feed = RolloutFeed(rollouts, policy, run, group)
+    feed = RolloutFeed(rollouts, policy, plan, group)
     for step in feed.steps(feed.start(), epochs=10): ...
 
 Samples are shuffled and shared out to the epoch's steps; their examples go in batches of the rollout's rows, the last
@@ -25,8 +25,8 @@ from .feed import Step
 from .methods import Batch
 from .methods.policy import Example, Policy
 from .noise import generator
+from .plan import Plan
 from .rollouts import Drawn, Scored, chunks
-from .run import Run
 
 Placed = tuple[int, Example]
 
@@ -41,16 +41,19 @@ class Epochs(Protocol):
 class RolloutFeed:
     """Steps made of an epoch's samples."""
 
-    def __init__(self, rollouts: Epochs, policy: Policy, run: Run, group: Group) -> None:
+    def __init__(self, rollouts: Epochs, policy: Policy, plan: Plan, group: Group) -> None:
+        run = plan.run
         assert run.rollout is not None
         self._rollouts, self._policy, self._run, self._group = rollouts, policy, run, group
+        self._prompts = [(prompt.text, sorted(prompt.facts.items())) for prompt in plan.prompts]
         self._rows, self._each = run.rollout.rows, run.rollout.samples // run.rows
 
     def start(self) -> Position:
         """Before the first epoch."""
         assert self._run.rollout is not None
-        same = replace(self._run.rollout, graphs="auto", engines=0)  # whoever makes them, samples are the same
-        name = (same, self._run.rows, self._run.seed)
+        # whoever makes them, samples are the same; prompts are what they say, not where they lie
+        same = replace(self._run.rollout, graphs="auto", engines=0, prompts="", held_out=None)
+        name = (same, self._prompts, self._run.rows, self._run.seed)
         return Position(0, 0, sha256(repr(name).encode()).hexdigest())
 
     def check(self, position: Position) -> None:

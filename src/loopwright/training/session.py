@@ -127,7 +127,7 @@ class Session:
         if supply.score is not None:
             policy = cast(Policy, method)
             self._rollouts, source, behind = self._sampled(self._live, policy, supply.score, loaded, ending)
-            feed, kept = RolloutFeed(source, policy, run, group), {**policy.tensors(), **behind}
+            feed, kept = RolloutFeed(source, policy, plan, group), {**policy.tensors(), **behind}
             scores = {"reward": supply.score} | ({"judge": supply.judges} if supply.judges else {})
             for each in scores.values():
                 self._live.turns.serves(each.sleep)
