@@ -55,3 +55,16 @@ def test_a_preview_with_adapters_is_what_the_parent_generates_with_their_file(pr
     first, last = (media.read_image(Path(run.output) / "previews" / f"step-0000000{step}-0.png") for step in (0, 3))
     assert np.abs(last.astype(int) - made).max() <= (1 if precision == "float32" else 0)
     assert np.abs(first.astype(int) - made).max() > 5
+
+
+def test_a_model_that_must_have_an_image_shows_what_it_makes_of_one(run_of, plotless, tmp_path):
+    media.write(tmp_path / "first.png", np.full((1, 48, 32, 3), (200, 40, 90), np.uint8), fps=1, metadata={})
+    shown = {"prompts": ["a red fox"], "seed": 7, "image": str(tmp_path / "first.png"), "parameters": SMALL}
+    run = run_of("i2v", steps=1, optimiser={"lr": 1e-3}, data={"first_frame": True}, previews=shown)
+    result = train(run).result
+    model = loopwright.load(result, device="cpu", store=Store(0))
+    made = model.generate("a red fox", image=tmp_path / "first.png", seed=7, **SMALL)
+    expected = media.read_video(made.save(tmp_path / "made.mp4"))[0]
+    film = Path(run.output) / "previews" / "step-00000001-0.mp4"
+    np.testing.assert_allclose(media.read_video(film)[0].astype(int), expected, atol=2)
+    assert "first.png" in read_record(film)["request"]["image"]

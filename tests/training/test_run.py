@@ -53,6 +53,10 @@ def test_python_leaves_a_run_and_the_command_line_changes_it(tmp_path):
         ({"lora": {"targets": []}}, "lora.targets must be one pattern at least"),
         ({"evaluation": {}}, "evaluation needs rows held out"),
         ({"previews": {"prompts": ["a"]}, "train_only": True}, "previews need an engine: 'train_only'"),
+        (
+            {"previews": {"prompts": ["a"], "parameters": {"image": "x.png"}}},
+            "previews.parameters take no image: 'x.png'; set previews.image",
+        ),
         ({"sinks": ["wandb", "wandb"]}, "sinks names one twice"),
         ({"sinks": ["paper"]}, "unknown sinks[0]: 'paper'; choices: tensorboard, trackio, wandb"),
         ({"checkpoints": {"keep": 0}}, "checkpoints.keep must be at least 1"),

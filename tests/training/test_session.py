@@ -286,6 +286,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_changes(run_of, 
         ("i2v", {}, "data.first_frame: i2v-euler needs an image"),
         ("t2v", {"sinks": ["trackio"]}, "sinks: trackio cannot be had"),
         ("t2v", {"previews": {"prompts": ["a"], "parameters": {"height": 33}}}, "height must be a multiple of 16"),
+        ("t2v", {"previews": {"prompts": ["a"], "image": "x.png"}}, "previews.image: t2v-euler takes no image"),
+        (
+            "i2v",
+            {"previews": {"prompts": ["a"]}, "data": {"first_frame": True}},
+            "previews.image: i2v-euler needs an image; give its path",
+        ),
+        (
+            "i2v",
+            {"previews": {"prompts": ["a"], "image": "nowhere.png"}, "data": {"first_frame": True}},
+            "nowhere.png",
+        ),
         ("t2v", {"previews": {"prompts": ["a"], "parameters": {"hieght": 32}}}, "unknown parameter: 'hieght'"),
     ],
 )

@@ -321,7 +321,7 @@ def _previews(run: Run, card: Card) -> tuple[Request, ...]:
     if image is not None and ("image",) not in inputs:
         raise RequestError(f"previews.image: {card.name} takes no image", value=image, choices=card.programs)
     if image is None and () not in inputs:
-        raise RequestError(f"previews.image: {card.name} needs an image", remedy="give the path of one")
+        raise RequestError(f"previews.image: {card.name} needs an image", remedy="give its path")
     opening = frames(image, still=True)
     return tuple(
         resolve(card, prompt=prompt, image=opening, **given)  # type: ignore[arg-type]

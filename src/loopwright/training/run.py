@@ -140,9 +140,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Previews:
-    """What the network generates every so many steps, through the engine; `parameters` are those of a request."""
+    """What the network generates every so many steps, through the engine; `parameters` are those of a request.
+    `image` is the file that all of them begin with, of a model that makes videos of a first frame."""
 
     prompts: tuple[str, ...]
+    image: str | None = None
     every: int = 500
     seed: int = 0
     parameters: Mapping[str, str | int | float] = field(default_factory=dict)
@@ -150,6 +152,9 @@ class Previews:
     def __post_init__(self) -> None:
         _require("previews.every", self.every, self.every >= 1, "at least 1")
         _require("previews.prompts", list(self.prompts), bool(self.prompts), "one prompt at least")
+        for name, remedy in (("prompt", "set previews.prompts"), ("image", "set previews.image"), ("video", "")):
+            if name in self.parameters:
+                raise RequestError(f"previews.parameters take no {name}", value=self.parameters[name], remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
