@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_changes(run_of, 
         ("t2v", {"data": {"dataset": "nowhere.jsonl"}}, "no such data set"),
         ("t2v", {"data": {"first_frame": True}}, "data.first_frame: "),
         ("i2v", {}, "data.first_frame: i2v-euler needs an image"),
-        ("t2v", {"sinks": ["trackio"]}, "sinks: trackio cannot be had"),
+        ("t2v", {"sinks": ["trackio"]}, "sinks: trackio cannot be had: 'trackio'; pip install 'loopwright[trackio]'"),
         ("t2v", {"previews": {"prompts": ["a"], "parameters": {"height": 33}}}, "height must be a multiple of 16"),
         ("t2v", {"previews": {"prompts": ["a"], "image": "x.png"}}, "previews.image: t2v-euler takes no image"),
         (

@@ -1,6 +1,7 @@
 """A run's page and plots say what its metrics do."""
 
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -50,13 +51,40 @@ def test_a_metrics_file_goes_on_after_the_step_it_is_continued_from(tmp_path):
     assert table(tmp_path / "metrics.csv") == [*expected, {"step": 4, "loss": 8}]
 
 
-def test_trackers_are_told_of_the_run_and_of_each_step(run_of, monkeypatch):
-    calls: list[tuple] = []
-    fake = ModuleType("trackio")
-    fake.__spec__ = ModuleSpec("trackio", None)
-    fake.init = lambda **given: calls.append(("init", given["project"], given["config"]["steps"]))
-    fake.log = lambda metrics, step: calls.append(("log", step, "loss" in metrics))
-    fake.finish = lambda: calls.append(("finish",))
-    monkeypatch.setitem(sys.modules, "trackio", fake)
+@pytest.fixture
+def tracker(monkeypatch) -> Callable[[str], list[tuple]]:
+    """`tracker("wandb")`: what a package of that name, which is none, is told from now on."""
+
+    def faked(name: str) -> list[tuple]:
+        calls: list[tuple] = []
+        fake = ModuleType(name)
+        fake.__spec__ = ModuleSpec(name, None)
+        fake.init = lambda **given: calls.append(("init", given))
+        fake.log = lambda metrics, step: calls.append(("log", step, "loss" in metrics))
+        fake.finish = lambda: calls.append(("finish",))
+        monkeypatch.setitem(sys.modules, name, fake)
+        return calls
+
+    return faked
+
+
+def test_trackers_are_told_of_the_run_and_of_each_step(run_of, plotless, tracker):
+    calls = tracker("trackio")
     train(run_of(steps=2, sinks=["trackio"]))
-    assert calls == [("init", "loopwright", 2), ("log", 1, True), ("log", 2, True), ("finish",)]
+    (_, given), *others = calls
+    assert given["project"] == "loopwright" and given["config"]["steps"] == 2
+    assert others == [("log", 1, True), ("log", 2, True), ("finish",)]
+
+
+@pytest.mark.parametrize(("package", "identity"), [("wandb", "id"), ("trackio", "name")])
+def test_a_tracker_knows_a_continued_run_again_and_no_other_by_it(
+    package, identity, run_of, plotless, tracker, tmp_path
+):
+    calls = tracker(package)
+    for folder, steps in (("a", 1), ("a", 2), ("b", 1)):
+        train(run_of(steps=steps, sinks=[package], output=str(tmp_path / folder / "out")))
+    begun, continued, other = (call[1] for call in calls if call[0] == "init")
+    assert begun["resume"] == continued["resume"] == "allow" and begun["name"].startswith("out-")
+    assert begun[identity] == continued[identity] != other[identity] and begun["name"] != other["name"]
+    assert ("id" in begun) == (package == "wandb")
+    assert [call[1] for call in calls if call[0] == "log"] == [1, 2, 1]

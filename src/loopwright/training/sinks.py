@@ -3,12 +3,14 @@
     sinks = opened(run, output, step=0)
     for sink in sinks: sink.write(1, {"loss": 0.3})
 
-A run that is continued goes on in the same places: what was written after the step it continues from is taken back.
+A run that is continued goes on in the same places. What was written after the step it continues from is taken back in
+files; trackers keep it, and the same values come again.
 """
 
 import csv
 import importlib
 import io
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +19,7 @@ from ..files import replacing
 from .run import Run
 from .settings import plain
 
-METRICS = "metrics.csv"
+METRICS, IDENTITY = "metrics.csv", "tracker-id"
 
 
 class Sink(Protocol):
@@ -83,17 +85,29 @@ class TensorBoard:
 
 
 class Tracker:
-    """trackio or wandb, which share an interface."""
+    """trackio or wandb, which share an interface, but that runs are found again by their name or by their id."""
 
     def __init__(self, package: str, run: Run, output: Path) -> None:
         self._module = importlib.import_module(package)
-        self._module.init(project="loopwright", name=output.name, config=plain(run), resume="allow")
+        identity = _identity(output)
+        given = {"id": identity} if package == "wandb" else {}
+        name = f"{output.resolve().name}-{identity}"
+        self._module.init(project="loopwright", name=name, config=plain(run), resume="allow", **given)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._module.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._module.finish()
+
+
+def _identity(output: Path) -> str:
+    """What tells this run from all others, whatever their folders are called; kept in its own."""
+    file = output / IDENTITY
+    if not file.exists():
+        with replacing(file) as temporary:
+            temporary.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, float]]) -> str:
