@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..distributed.group import leads
 from ..training.session import Display
+from .counting import EVERY, Lines, say
 
-_EVERY = 10.0  # seconds between two lines where there is no terminal
 _SHOWN = {"loss": ".4f", "held_out/loss": ".4f", "reward_mean": ".4f", "held_out/reward": ".4f",
           "held_out/judge": ".4f", "grad_norm": ".3g", "lr": ".2e", "samples_per_second": ".3g"}  # fmt: skip
 
@@ -43,14 +43,15 @@ class _Lines:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet, self._begun, self._first = quiet, time.monotonic(), 0
-        self._last = -_EVERY
+        self._last = -EVERY
+        self._encoding = Lines("encoding", say)
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
-        if self._quiet or (now - self._last < _EVERY and step < steps):
+        if self._quiet or (now - self._last < EVERY and step < steps):
             return
         if not self._first:
             self._first, self._begun = step, now
@@ -59,7 +60,9 @@ class _Lines:
         self._last = now
         self.say(f"step {step}/{steps}  {summed(metrics)}{left}")
 
-    def encoding(self, done: int, total: int) -> None: ...
+    def encoding(self, done: int, total: int) -> None:
+        if not self._quiet:
+            self._encoding(done, total)
 
 
 class _Bars:
