@@ -36,9 +36,58 @@ def test_a_failed_part_fails_its_sample_and_is_counted():
     assert score.failures == {"patchy: not a finite number": 1}
 
 
-def test_a_reward_must_answer_for_every_sample():
-    with pytest.raises(ValueError, match="1 scores for 3 samples"):
-        Composite({"one": (lambda samples: [1.0], 1.0)})(SAMPLES)
+def picky(samples):
+    if any(each.frames.max() == 51 for each in samples):
+        raise KeyError("grey")
+    return level(samples)
+
+
+def test_a_reward_that_raises_costs_the_sample_that_it_raises_for_and_shows_where_once(capsys):
+    score = Composite({"level": (level, 1.0), "picky": (picky, 1.0)})
+    assert score(SAMPLES) == score(SAMPLES) == [0.0, None, 2.0]
+    assert score.failures == {"picky: KeyError: 'grey'": 2}
+    assert capsys.readouterr().err.count('raise KeyError("grey")') == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        (lambda samples: [1 / 0], "ZeroDivisionError: division by zero"),
+        (lambda samples: [], "ValueError: 0 scores for 1 samples"),
+        (lambda samples: ["high"] * len(samples), "TypeError: a score is no number: 'high'"),
+        (lambda samples: [10**400] * len(samples), "OverflowError: int too large to convert to float"),
+        (lambda samples: None, "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_reward_that_scores_nothing_ends_nothing_and_is_told(reward, reason):
+    score = Composite({"level": (level, 1.0), "broken": (reward, 1.0)})
+    assert score.parts(SAMPLES) == {"level": level(SAMPLES), "broken": [None] * 3}
+    assert score.failures == {f"broken: {reason}": 3}
+
+
+def test_scores_are_plain_numbers_whatever_a_reward_makes_them_of():
+    score = Composite({"array": (lambda samples: np.float32(level(samples)), 1.0)})
+    assert [type(each) for each in score.parts(SAMPLES)["array"]] == [float] * 3
+
+
+def test_a_timeout_is_the_pools_where_there_are_workers_and_else_the_rewards_own():
+    url = {"weight": 1.0, "url": "http://scorer"}
+    assert own(parse({"remote": {**url, "timeout": 7.0}}))._calls._timeout == 7.0
+    assert own(parse({"vision": {**url, "model": "m", "timeout": 8}}))._calls._timeout == 8
+    for wrong in ({"jpeg": {"weight": 1.0, "timeout": 30}}, {f"{__file__}:level": {"weight": 1.0, "timeout": 30}}):
+        with pytest.raises(RequestError, match=r"no timeout of its own: 30; give workers"):
+            parse(wrong)
+    both = parse({"remote": {**url, "timeout": 9.0, "workers": 1}})
+    try:
+        assert own(both)._timeout == 9.0 and own(both)._parameters == {"url": "http://scorer"}
+    finally:
+        both.close()
+
+
+def own(score):
+    """The only reward there."""
+    ((reward, _),) = score._rewards.values()
+    return reward
 
 
 def test_run_files_name_rewards_functions_and_parameters(tmp_path):

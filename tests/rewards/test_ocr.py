@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import shutil
 
 import numpy as np
@@ -111,6 +112,31 @@ def test_the_judge_reads_what_is_there():
     assert named([asked(each, each) for each in WORDS]) == list(map(float, seen))
     with pytest.raises(RequestError, match="text"):
         named.require([sample("a lamp", np.zeros((8, 8, 3), np.uint8))])
+
+
+def test_a_reading_that_fails_or_hangs_is_no_score_of_the_judge_and_is_counted(monkeypatch, tmp_path):
+    program = tmp_path / "tesseract"
+    program.write_text(
+        "#!/bin/sh\ncd $(dirname $0)\necho x >> count\ncase $(wc -l < count) in\n"
+        "1) echo lamp ;;\n2) echo broken >&2; exit 3 ;;\n3) exec sleep 600 ;;\n*) printf 'la\\377mp' ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    named = judges({"tesseract": {"weight": 1.0, "timeout": 0.5}}, trained={"ocr": 1.0})
+    assert named([asked("lamp", "lamp")] * 4) == [1.0, None, None, 0.0]
+    assert named.failures == {
+        "tesseract: tesseract failed with status 3: 'broken'": 1,
+        "tesseract: tesseract gives no answer in time: '0.5 s'": 1,
+    }
+    (tmp_path / "count").write_text("x\n")
+    with pytest.raises(BackendError, match="status 3"):
+        Tesseract().exact([asked("lamp", "lamp")])
+    judge = Tesseract()
+    program.unlink()
+    assert judge([asked("lamp", "lamp")]) == [None] and "cannot be run" in str(judge.failures)
+    for wrong in ({"frames": 0}, {"timeout": 0}):
+        with pytest.raises(RequestError):
+            Tesseract(**wrong)
 
 
 def test_without_the_program_the_judge_says_how_to_get_it(monkeypatch):

@@ -1,6 +1,8 @@
 """Real processes that hang, throw, die and answer nonsense: whoever is scored beside them keeps his score."""
 
 import os
+import signal
+import socket
 import time
 
 import numpy as np
@@ -9,10 +11,11 @@ import pytest
 from lettered import sample
 from loopwright.errors import RequestError
 from loopwright.rewards import Sample, parse
+from loopwright.rewards.pipe import receive, send
 from loopwright.rewards.pool import Pool
 
 SCORER = """
-import os, time
+import os, signal, time
 
 def moody(samples):
     for each in samples:
@@ -44,6 +47,30 @@ class Alone:
 class Broken:
     def __init__(self):
         os._exit(5)
+
+def stutters(samples):
+    # the first bytes of an answer, wherever that goes, and no more
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.write(int(name), bytes(3))
+        except OSError:
+            pass
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+class Fragile:
+    # dies once, and cannot begin while the mark is there that it leaves
+    def __init__(self, mark: str):
+        self.mark = mark
+        if os.path.exists(mark):
+            os._exit(6)
+
+    def __call__(self, samples):
+        if any(each.prompt == "dies once" for each in samples) and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os._exit(3)
+        time.sleep(0.02)
+        return [float(each.frames.float().mean()) for each in samples]
 """
 
 
@@ -93,6 +120,55 @@ def test_a_pool_that_cannot_begin_says_why(file):
     ):
         with pytest.raises(RequestError, match=told):
             Pool(name, parameters, workers=1)
+
+
+def test_a_worker_that_takes_nothing_or_half_answers_is_replaced_as_a_silent_one_is(file, tmp_path):
+    large = [sample(f"large {n}", np.zeros((1200, 1200, 3), np.uint8)) for n in range(2)]  # more than sockets hold
+    pool = Pool(f"{file}:Where", {"where": str(tmp_path)}, workers=1, timeout=1.0)
+    try:
+        (first,) = pool(large[:1])
+        os.kill(int(first), signal.SIGSTOP)
+        found = pool(large)
+        assert None not in found and first not in found and pool.failures == {}
+    finally:
+        pool.close()
+    pool = Pool(f"{file}:stutters", workers=1, timeout=0.5)
+    try:
+        assert pool(asked(["a"])) == [None] and pool.failures == {"no answer in time": 1}
+    finally:
+        pool.close()
+
+
+def test_the_time_is_that_of_a_whole_message():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send(theirs, {"a": [1, b"x" * 1000]})
+        assert receive(ours) == {"a": [1, b"x" * 1000]}
+        theirs.sendall(bytes(7) + b"\x05" + b"half")
+        with pytest.raises(TimeoutError):
+            receive(ours, time.monotonic() + 0.1)
+        with pytest.raises(TimeoutError):
+            send(ours, bytes(2**24), time.monotonic() + 0.1)
+        with pytest.raises(TimeoutError):
+            receive(ours, time.monotonic() - 1)
+        theirs.close()
+        with pytest.raises((EOFError, OSError)):
+            receive(ours)
+
+
+def test_a_worker_that_cannot_be_replaced_leaves_its_work_to_the_others_and_is_tried_at_the_next_call(file, tmp_path):
+    prompts, told = ["dies once", *["fine"] * 39], "a scorer's process cannot begin: its process ended with status 6"
+    mark = tmp_path / "mark"
+    for workers, scores, failures in ((2, [float(n) for n in range(40)], {}), (1, [None] * 40, {told: 40})):
+        pool = Pool(f"{file}:Fragile", {"mark": str(mark)}, workers=workers)
+        try:
+            assert pool(asked(prompts)) == scores
+            assert pool.failures == failures
+            mark.unlink()
+            assert pool(asked(["fine"] * 40)) == [float(n) for n in range(40)]
+            assert None not in pool._workers, "all are there again"
+        finally:
+            pool.close()
 
 
 def test_files_are_found_from_the_folder_the_pool_was_made_in(file, monkeypatch):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -122,6 +123,12 @@ def test_what_passes_is_tried_again_and_what_does_not_is_not(service):
         (b'{"scores": [1, 2, 3, 4, "5"]}', "a score that is no number"),
         (b'{"scores": [1, 2, 3, 4, NaN]}', "a score that is no number"),
         (b'{"scores": [1, 2, 3, 4, true]}', "a score that is no number"),
+        (b'{"scores": [1, 2, 3, 4, 1%s]}' % (b"0" * 400), "a score that is no number"),
+        (b'{"scores": [1, 2, 3, 4, 1%s]}' % (b"0" * 5000), "not json"),
+        (b'{"scores": [1, 2, 3, 4, 1e999]}', "a score that is no number"),
+        (b"[" * 100_000, "not json"),
+        (b'{"scores": %s%s}' % (b"[" * 100_000, b"]" * 100_000), "not json"),
+        (b'{"scores": [1, 2, 3, 4, "\xff"]}', "not json"),
         (b" " * 2**21, "more than 1048576 bytes"),
     ],
 )
@@ -130,6 +137,24 @@ def test_what_is_no_answer_scores_nothing_and_is_counted(service, said, reason):
     score = Remote(service.url, batch=9, retries=1)
     assert score(SAMPLES) == [None] * 5
     assert score.failures == {f"unreadable answer: {reason}": 5} and len(service.seen) == 2
+
+
+def test_msgpack_that_is_none_scores_nothing_as_well(service):
+    stamp = b"\xc7\x05\xff12345"  # a time of five bytes
+    score = Remote(service.url, format="msgpack", batch=9, retries=0)
+    for said in (
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        stamp,
+        b"\x81\x90\x01",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x01\x02",
+        b"\xa1\xff",
+    ):
+        service.answer = lambda number, body, said=said: (200, said)
+        assert score(SAMPLES) == [None] * 5
+    assert score.failures == {"unreadable answer: not msgpack": 40}
 
 
 def test_an_answer_whose_compression_is_broken_is_none(service):
@@ -212,6 +237,15 @@ def test_a_judge_is_asked_in_openais_shape_and_its_number_scaled(service):
     assert [int(np.asarray(Image.open(io.BytesIO(base64.b64decode(each)))).max()) for each in shown] == [0, 99]
 
 
+@pytest.mark.parametrize(
+    "answer", [b"[" * 100_000, b"[]", b'{"choices": [{"message": null}]}', b'{"choices": {"0": 1}}', b"7", b"\xff"]
+)
+def test_a_judge_whose_answer_has_another_shape_gives_no_score(service, answer):
+    service.answer = lambda number, body: (200, answer)
+    score = Vision(service.url, model="judge", retries=0, concurrency=1)
+    assert score(SAMPLES[:1]) == [None] and sum(score.failures.values()) == 1
+
+
 @pytest.mark.parametrize("text", ["8/10", "Score: 8", "eight", "", "8 9", "11", "-1", "1e9", "nan"])
 def test_a_judge_who_says_more_or_less_than_a_number_gives_no_score(service, text):
     service.answer = lambda number, body: said(text)
@@ -224,7 +258,8 @@ def test_a_judge_who_says_more_or_less_than_a_number_gives_no_score(service, tex
 def test_the_pause_doubles_and_a_busy_server_may_ask_for_more(service, monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr("loopwright.rewards.wire.PAUSE", 1.0)
-    monkeypatch.setattr("loopwright.rewards.wire.time.sleep", pauses.append)
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)  # services of other tests may sleep still
+    monkeypatch.setattr("loopwright.rewards.wire.time", clock)
     service.answer = lambda number, body: (429, b"")
     assert Remote(service.url)(SAMPLES[:1]) == [None] and pauses == [1.0, 2.0, 4.0]
     service.headers, pauses[:] = {"retry-after": "3"}, []

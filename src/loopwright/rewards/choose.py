@@ -6,7 +6,7 @@
     judges({"tesseract": 1.0}, trained={"ocr": 1.0})                    # who are never trained on
 
 A name is one of `REWARDS` or a function or class in a file. Beside its weight a reward has its constructor's
-parameters; with `workers` it runs in a pool of so many processes.
+parameters; with `workers` it runs in a pool of so many processes, and `timeout` is then the pool's.
 """
 
 import importlib
@@ -101,10 +101,13 @@ def named(name: str) -> Callable[..., object]:
 
 
 def _placed(name: str, options: dict[str, Value]) -> Reward:
-    """In a pool if it has workers, else here."""
-    pool = {key: options.pop(key) for key in _POOL if key in options}
-    if not pool:
+    """In a pool if it has workers, else here. Only with workers is a timeout the pool's."""
+    if "workers" not in options:
+        if "timeout" in options and "timeout" not in inspect.signature(named(name)).parameters:
+            remedy = "give workers as well: a timeout is that of their answers"
+            raise RequestError(f"{name} has no timeout of its own", value=options["timeout"], remedy=remedy)
         return build(name, options)
+    pool = {key: options.pop(key) for key in _POOL if key in options}
     maker = _imported("pool").Pool
     _check("a pool", maker, {"name": name, "parameters": "", **pool})
     return cast(Reward, maker(name, options, **pool))

@@ -5,14 +5,18 @@
     score.total(parts)                  # [0.78, None]
 
 A sample that one part could not score has no total: a failure is never a zero. A score that is no finite number is a
-failure as well. Deliberately absent: normalising parts by their spread, which belongs to who knows the groups.
+failure as well, and so is what a reward raises: its samples are tried one by one, and the one it raises for has no
+score. Prompts that a reward cannot have are told beforehand, by `require`. Deliberately absent: normalising parts by
+their spread, which belongs to who knows the groups.
 """
 
 import math
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from threading import Lock
+from typing import SupportsFloat
 
 from ..errors import RequestError
 from .reward import Fallible, Particular, Reward, Sample, Sleeper
@@ -41,7 +45,7 @@ class Composite:
         return self.total(self.parts(samples))
 
     def parts(self, samples: Sequence[Sample]) -> dict[str, list[float | None]]:
-        """What each reward says of each sample, unweighted. Raises ValueError for one that says too little or much."""
+        """What each reward says of each sample, unweighted; None where it raises or says too little or much."""
         with self._asked:
             return {name: self._scores(name, reward, samples) for name, (reward, _) in self._rewards.items()}
 
@@ -80,15 +84,44 @@ class Composite:
                     closing.callback(reward.close)
 
     def _scores(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
-        scores = list(reward(samples))
-        if len(scores) != len(samples):
-            raise ValueError(f"reward {name} gave {len(scores)} scores for {len(samples)} samples")
+        """Together, else each by itself."""
+        scores = _said(reward, samples)
+        if isinstance(scores, Exception):
+            if len(samples) == 1:
+                self._failed(name, scores)
+                return [None]
+            return [self._scores(name, reward, [sample])[0] for sample in samples]
         strange = [place for place, score in enumerate(scores) if score is not None and not math.isfinite(score)]
         for place in strange:
             scores[place] = None
         if strange:
             self._failures[f"{name}: not a finite number"] += len(strange)
         return scores
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """Count it, and the first time show where in the reward it comes from."""
+        reason = f"{name}: {type(error).__name__}: {error}"
+        if reason not in self._failures:
+            traceback.print_exception(error)
+        self._failures[reason] += 1
+
+
+def _said(reward: Reward, samples: Sequence[Sample]) -> list[float | None] | Exception:
+    """The scores, or what is raised on the way to them, which is the samples' failure whatever it is."""
+    try:
+        return _checked(reward(samples), len(samples))
+    except Exception as error:
+        return error
+
+
+def _checked(said: Sequence[float | None], count: int) -> list[float | None]:
+    scores = list(said)
+    if len(scores) != count:
+        raise ValueError(f"{len(scores)} scores for {count} samples")
+    for score in scores:
+        if score is not None and not isinstance(score, SupportsFloat):
+            raise TypeError(f"a score is no number: {score!r}")
+    return [None if score is None else float(score) for score in scores]
 
 
 def _sum(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:

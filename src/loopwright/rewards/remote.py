@@ -18,7 +18,7 @@ import msgpack
 from ..errors import RequestError
 from .pictures import png
 from .reward import Sample
-from .wire import Calls, Question, Unreadable
+from .wire import Calls, Question, Unreadable, parsed
 
 FORMATS = {"json": "application/json", "msgpack": "application/msgpack"}
 
@@ -72,10 +72,7 @@ class Remote:
         return Question(data, FORMATS[self._format], lambda answer: self._read(answer, len(samples)))
 
     def _read(self, answer: bytes, count: int) -> list[float | None]:
-        try:
-            said = msgpack.unpackb(answer) if self._format == "msgpack" else json.loads(answer)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise Unreadable(f"not {self._format}") from error
+        said = _unpacked(answer) if self._format == "msgpack" else parsed(answer)
         scores = said.get("scores") if isinstance(said, Mapping) else None
         if not isinstance(scores, list) or len(scores) != count:
             raise Unreadable("not one score a sample")
@@ -88,9 +85,24 @@ class Remote:
 
 def _number(value: object) -> float:
     """A finite number. Raises Unreadable."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Unreadable("a score that is no number")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unreadable("a score that is no number")
+    return number
+
+
+def _unpacked(answer: bytes) -> object:
+    """What msgpack says. Raises Unreadable."""
+    try:
+        said: object = msgpack.unpackb(answer)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Unreadable("not msgpack") from error
+    return said
 
 
 def bearer(key: str) -> dict[str, str]:

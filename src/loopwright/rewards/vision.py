@@ -15,7 +15,7 @@ from ..errors import RequestError
 from .pictures import png, spread
 from .remote import bearer
 from .reward import Sample
-from .wire import Calls, Question, Unreadable
+from .wire import Calls, Question, Unreadable, parsed
 
 QUESTION = (
     "How well does the picture, or the frames of a video in their order, show this: {prompt}\n"
@@ -84,8 +84,8 @@ class Vision:
 
     def _read(self, answer: bytes) -> float:
         try:
-            said = json.loads(answer)["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            said = parsed(answer)["choices"][0]["message"]["content"]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError) as error:
             raise Unreadable("not a chat completion") from error
         found = _NUMBER.fullmatch(said) if isinstance(said, str) else None
         if found is None:

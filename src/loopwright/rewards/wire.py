@@ -7,6 +7,7 @@ What may pass (no connection, no answer in time, a busy server, an answer that c
 twice the pause of the time before, or after what the server asks for; what will not (a request that is refused) is not.
 """
 
+import json
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,15 @@ _AGAIN = (408, 425, 429, *range(500, 600))  # statuses
 
 class Unreadable(ValueError):
     """An answer does not say what it should."""
+
+
+def parsed(answer: bytes) -> object:
+    """What JSON says. Raises Unreadable, as for what is nested deeper than anyone means."""
+    try:
+        said: object = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("not json") from error
+    return said
 
 
 @dataclass(frozen=True, slots=True)

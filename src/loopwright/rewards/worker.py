@@ -4,7 +4,8 @@
     worker.ready()
     worker.score(samples, timeout=30)
 
-The two talk in msgpack over a pair of sockets. A worker that does not answer is killed, for nobody knows what it does.
+The two talk over a `pipe`. A worker that does not take its samples or does not answer in time is killed, for nobody
+knows what it does.
 Workers are forked from a process of Python's `multiprocessing` that has imported torch and done nothing else, so that
 replacing one takes no seconds. As that module asks, a script that starts some guards its main part.
 """
@@ -14,16 +15,17 @@ import json
 import math
 import multiprocessing
 import os
+import socket
+import time
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Mapping, Sequence
 
-import msgpack
 import numpy as np
 import torch
 
 from ..errors import LoopwrightError, RequestError
 from .choose import Value, build
+from .pipe import receive, send
 from .reward import Reward, Sample
 
 START = 300.0  # seconds
@@ -39,31 +41,35 @@ class Lost(Exception):
 
 
 class Worker:
-    """A process that runs one reward. Not to be used by two threads at once."""
+    """A process that runs one reward. Not to be used by two threads at once. Raises RequestError where none begins."""
 
     def __init__(self, name: str, parameters: Mapping[str, Value]) -> None:
         _FORKED.set_forkserver_preload([__name__])
-        self._talk, theirs = _FORKED.Pipe()
         order = json.dumps({"folder": os.getcwd(), "name": name, "parameters": dict(parameters)})
-        self._process = _FORKED.Process(target=main, args=(theirs, order), daemon=True)
-        self._process.start()
+        with contextlib.ExitStack() as failing:
+            try:
+                self._talk, theirs = map(failing.enter_context, socket.socketpair())
+                self._process = _FORKED.Process(target=main, args=(theirs, order), daemon=True)
+                self._process.start()
+            except (OSError, EOFError) as error:
+                raise RequestError(f"a scorer's process cannot begin: {error}") from error
+            failing.pop_all()
         theirs.close()
 
     def ready(self) -> None:
         """Wait until it has begun. Raises RequestError with what keeps it from that."""
         try:
-            if problem := self._answer(START).get("problem"):
+            if problem := self._answer(time.monotonic() + START).get("problem"):
                 raise RequestError(str(problem))
         except Lost as lost:
             raise RequestError(f"a scorer's process cannot begin: {lost}") from lost
 
     def score(self, samples: Sequence[Sample], timeout: float) -> list[float | None]:
-        """A score or None for each sample. Raises Lost."""
-        try:
-            self._talk.send_bytes(msgpack.packb([_packed(sample) for sample in samples]))
-        except OSError as error:
-            raise Lost(self._death(), ended=True) from error
-        answer = self._answer(timeout)
+        """A score or None for each sample, `timeout` seconds from now at the latest. Raises Lost."""
+        until = time.monotonic() + timeout
+        with self._alive():
+            send(self._talk, [_packed(sample) for sample in samples], until)
+        answer = self._answer(until)
         if "problem" in answer:
             raise Lost(str(answer["problem"]), ended=False)
         scores = answer["scores"]
@@ -76,13 +82,20 @@ class Worker:
         self._process.kill()
         self._process.join()
 
-    def _answer(self, timeout: float) -> dict[str, object]:
+    def _answer(self, until: float) -> dict[str, object]:
+        with self._alive():
+            answer = receive(self._talk, until)
+        assert isinstance(answer, dict)
+        return answer
+
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Raises Lost where it is not, or stops to be in time."""
         try:
-            if not self._talk.poll(timeout):
-                self.end()
-                raise Lost("no answer in time", ended=True)
-            answer: dict[str, object] = msgpack.unpackb(self._talk.recv_bytes())
-            return answer
+            yield
+        except TimeoutError as error:
+            self.end()
+            raise Lost("no answer in time", ended=True) from error
         except (EOFError, OSError) as error:
             raise Lost(self._death(), ended=True) from error
 
@@ -93,7 +106,7 @@ class Worker:
         return "its process closed its pipe" if status is None else f"its process ended with status {status}"
 
 
-def main(talk: Connection, order: str) -> None:
+def main(talk: socket.socket, order: str) -> None:
     """The process: says that it is ready, or why not; then answers until nobody asks any more."""
     given = json.loads(order)
     os.chdir(given["folder"])  # paths mean here what they mean there
@@ -101,13 +114,14 @@ def main(talk: Connection, order: str) -> None:
     try:
         reward = build(given["name"], given["parameters"])
     except LoopwrightError as error:
-        talk.send_bytes(msgpack.packb({"problem": str(error)}))
+        send(talk, {"problem": str(error)})
         return
-    talk.send_bytes(msgpack.packb({}))
+    send(talk, {})
     with contextlib.suppress(EOFError):
         while True:
-            samples = [_unpacked(each) for each in msgpack.unpackb(talk.recv_bytes())]
-            talk.send_bytes(msgpack.packb(_answered(reward, samples)))
+            packed = receive(talk)
+            assert isinstance(packed, list)
+            send(talk, _answered(reward, [_unpacked(each) for each in packed]))
 
 
 def _answered(reward: Reward, samples: Sequence[Sample]) -> dict[str, object]:
