@@ -1,11 +1,10 @@
 """What a run leaves: the trained networks as a folder that Loopwright and diffusers load, or adapters as safetensors.
 
     whole_model(plan, networks, group, output / "model")
-    adapters(networks, group, output / "lora", alpha=16)
+    adapters(networks, group, output / "lora", run.lora)
 
-The other components are the parent's: files beside its card are
-linked, or copied to another disk; what lies elsewhere, as on the hub, is named by the card. A folder is written under
-another name and renamed.
+The other components are the parent's: files beside its card are linked, or copied to another disk; what lies elsewhere,
+as on the hub, is named by the card. A folder is written under another name and renamed.
 """
 
 import os
@@ -24,6 +23,7 @@ from ..card import Card, Component, Recipe, derive, dumps
 from ..distributed.group import Group
 from ..distributed.shard import whole
 from .plan import Plan
+from .run import Lora
 
 _WEIGHTS = "diffusion_pytorch_model{suffix}.safetensors"
 _BESIDE = ("model_index.json", "scheduler")  # what diffusers needs and a card does not name
@@ -51,15 +51,16 @@ def whole_model(plan: Plan, networks: Mapping[str, nn.Module], group: Group, fol
     group.wait()
 
 
-def adapters(networks: Mapping[str, nn.Module], group: Group, folder: Path, *, alpha: float) -> None:
-    """The adapters of each network, `<network>.safetensors` in diffusers' layout. A collective."""
+def adapters(networks: Mapping[str, nn.Module], group: Group, folder: Path, settings: Lora) -> None:
+    """The adapters of each network, `<network>.safetensors` in the layout that is asked for. A collective."""
     from ..weights import lora
 
     for role, network in networks.items():
         tensors = lora.tensors(network)
         if group.first:
             folder.mkdir(parents=True, exist_ok=True)
-            lora.save(folder / f"{role}.safetensors", tensors, alpha=alpha)
+            alpha = settings.alpha or settings.rank
+            lora.save(folder / f"{role}.safetensors", tensors, alpha=alpha, layout=settings.layout)
     group.wait()
 
 

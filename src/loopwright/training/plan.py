@@ -53,7 +53,7 @@ from .settings import leaves, plain
 
 RUN = "run.yaml"
 # What may differ between a run and its continuation: nothing that a step computed so far depends on.
-_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "sinks", "log_every")
+_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "lora.layout", "sinks", "log_every")
 _PLACE = ("rollout.prompts", "rollout.held_out", "rollout.graphs", "rollout.engines", "sleep", "device", "train_only")
 _FREE = (*_LENGTH, *_RESULT, *_PLACE, "checkpoints", "evaluation", "previews")
 _PLOTS = "matplotlib"

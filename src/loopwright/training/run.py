@@ -60,12 +60,13 @@ class Data:
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Low-rank adapters instead of the weights themselves. `targets` are regular expressions for the ends of
-    layers' names; `alpha` None is the rank."""
+    layers' names; `alpha` None is the rank. `layout` is by whose names the file calls layers."""
 
     rank: int = 16
     alpha: float | None = None
     targets: tuple[str, ...] = ("to_[qkv]", r"to_out\.0")
     dropout: float = 0.0
+    layout: Literal["diffusers", "comfyui", "kohya"] = "diffusers"
 
     def __post_init__(self) -> None:
         _require("lora.rank", self.rank, self.rank >= 1, "at least 1")

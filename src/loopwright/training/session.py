@@ -250,7 +250,7 @@ class Session:
         if lora is None:
             export.whole_model(self.plan, trainer.networks, self._group, path)
         else:
-            export.adapters(trainer.networks, self._group, path, alpha=lora.alpha or lora.rank)
+            export.adapters(trainer.networks, self._group, path, lora)
         return path
 
 
