@@ -284,8 +284,8 @@ def _check_machine(run: Run, card: Card, device: str) -> None:
     for package in (_PLOTS, *run.sinks):
         if importlib.util.find_spec(package) is None:
             what = "the summary's plots" if package == _PLOTS else f"sinks: {package}"
-            extra = "loopwright[train]" if package in (_PLOTS, "tensorboard") else package
-            raise BackendError(f"{what} cannot be had", value=package, remedy=f"pip install '{extra}'")
+            extra = "train" if package in (_PLOTS, "tensorboard") else package
+            raise BackendError(f"{what} cannot be had", value=package, remedy=f"pip install 'loopwright[{extra}]'")
 
 
 def _check_adapters(run: Run, card: Card, roles: tuple[str, ...]) -> None:
