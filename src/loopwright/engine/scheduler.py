@@ -26,6 +26,7 @@ from .flags import Flags
 from .forecast import Forecasts
 from .job import Job, detach, out_of_memory, perform
 from .ledger import Ledger, Need
+from .line import Line
 from .merge import MERGED, Merger, rows_of, shares
 from .policy import HEAD_START, Policy, first_come
 from .prices import Prices, label
@@ -63,12 +64,13 @@ class Scheduler:
         self._inbox: deque[Entry] = deque()
         self._woken: deque[Entry] = deque()
         self._deferred: list[tuple[float, int, Entry]] = []
-        self._ready: list[tuple[float, int, int, Entry]] = []
+        self._ready = Line()
         self._groups: dict[tuple[object, ...], Group] = {}
-        self._early: dict[int, Entry] = {}
+        self._early: dict[tuple[int, str, int], Line] = {}
         self._ceilings: dict[str, int] = {}
         self._orders = itertools.count()
         self._flight: Flight | None = None
+        self._left = 0  # how many jobs have
         self._seen = 0.0  # when the call before was seen to have ended
 
     def submit(
@@ -102,7 +104,7 @@ class Scheduler:
         """Run one call; False if no job can run."""
         if self._inbox or self._woken or self._deferred:
             self._admit()
-        lead = self._lead()
+        lead = self._ready.pop()
         if lead is None:
             if self._flight is not None:
                 self._settle()
@@ -112,7 +114,7 @@ class Scheduler:
             self._withdraw(lead)
             self._next(lead)
             return True
-        early = self._ahead_of(lead) if lead.shares and self._early else None
+        early = self._ahead_of(lead) if lead.shares else None
         if early is not None:
             self._push(lead)
             entries = [early]
@@ -134,13 +136,15 @@ class Scheduler:
 
     def ended(self, jobs: Sequence[Job]) -> Iterator[Job]:
         """Run until these have ended or no job can run; each as it ends."""
-        left = list(jobs)
-        while left:
-            for job in [job for job in left if job.ended]:
-                left.remove(job)
-                yield job
-            if left and not self._step():
-                yield from left
+        open_, seen = {id(job): job for job in jobs}, -1
+        while open_:
+            if seen != self._left:  # else nobody has ended
+                seen = self._left
+                for job in [job for job in open_.values() if job.ended]:
+                    del open_[id(job)]
+                    yield job
+            if open_ and not self._step():
+                yield from open_.values()
                 break
         self.prices.save()
 
@@ -235,14 +239,14 @@ class Scheduler:
                 group = self._join(entry, pending.key)
             group.waiting[entry.order] = entry
             entry.shares = shares(pending.step.unit, job.request.mode)
-            if job.request.mode != "exact" and pending.step.unit in PREPARING:
-                self._early[entry.order] = entry
             self._push(entry)
+            if job.request.mode != "exact" and pending.step.unit in PREPARING:
+                self._early.setdefault(entry.manner, Line()).push(entry)
 
     def _push(self, entry: Entry) -> None:
         entry.score = self._policy(entry)
         entry.ticket += 1
-        heapq.heappush(self._ready, (entry.score, entry.order, entry.ticket, entry))
+        self._ready.push(entry)
 
     def _join(self, entry: Entry, key: Key) -> Group:
         """Move the job from the group it was in to that of its new key."""
@@ -262,17 +266,8 @@ class Scheduler:
     def _withdraw(self, entry: Entry) -> None:
         """Take the job's step out of those that wait."""
         entry.ticket += 1
-        if self._early:
-            self._early.pop(entry.order, None)
         if entry.group is not None:
             entry.group.waiting.pop(entry.order, None)
-
-    def _lead(self) -> Entry | None:
-        while self._ready:
-            _, _, ticket, entry = heapq.heappop(self._ready)
-            if ticket == entry.ticket:
-                return entry
-        return None
 
     def _ahead_of(self, lead: Entry) -> Entry | None:
         """A request still to be prepared that may fill a place in the lead's call, if the lead has patience left."""
@@ -281,15 +276,14 @@ class Scheduler:
         if call.step.unit not in MERGED:  # who is to be prepared comes to denoising next
             return None
         free = self._limit(lead, group, self._rows) - len(group.waiting)
-        mine = lead.manner
-        others = [entry for entry in self._early.values() if entry.manner == mine] if free > 0 else []
+        early = self._early[lead.manner].first() if free > 0 and lead.manner in self._early else None
         if not lead.yielded:
             lead.patience = PATIENCE * free
-        if not others or lead.yielded >= lead.patience:
+        if early is None or lead.yielded >= lead.patience:
             lead.yielded = 0
             return None
         lead.yielded += 1
-        return min(others, key=lambda entry: (entry.score, entry.order))
+        return early
 
     def _partners(self, lead: Entry) -> list[Entry]:
         """The lead, and those who join its call, in the policy's order."""
@@ -391,10 +385,16 @@ class Scheduler:
             return
         self._part(entry)
         entry.pending = None
-        if len(self._ready) > 2 * len(self._entries):  # those that have left lie there until their turn comes
-            self._ready = [item for item in self._ready if item[-1].ticket == item[2] and item[-1].pending is not None]
-            heapq.heapify(self._ready)
+        entry.ticket += 1
+        self._left += 1
+        self._tidy()
         self.merger.forget(job)
         if self._ledger is not None:
             self._ledger.refund(job.id)
         job.wake = job.forecast = job.settle = None
+
+    def _tidy(self) -> None:
+        """Keep nothing of those that have left."""
+        for line in (self._ready, *self._early.values()):
+            line.tidy(len(self._entries))
+        self._early = {manner: line for manner, line in self._early.items() if len(line)}
