@@ -1,8 +1,12 @@
 """Scorers elsewhere: what they are sent, what they may answer, and what becomes of each way in which they fail."""
 
+import asyncio
 import base64
+import contextlib
+import gzip
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -157,12 +161,34 @@ def test_msgpack_that_is_none_scores_nothing_as_well(service):
     assert score.failures == {"unreadable answer: not msgpack": 40}
 
 
-def test_an_answer_whose_compression_is_broken_is_none(service):
-    service.headers = {"content-encoding": "gzip"}
-    service.answer = lambda number, body: (200, b"not gzip")
+def test_nobody_asked_for_a_compressed_answer(service):
+    service.headers = {"content-encoding": "gzip, gzip"}
+    service.answer = lambda number, body: (200, gzip.compress(gzip.compress(b'{"scores": [1, 2, 3, 4, 5]}')))
     score = Remote(service.url, batch=9, retries=1)
-    assert score(SAMPLES) == [None] * 5
-    assert score.failures == {"unreadable answer: its compression is broken": 5}
+    assert score(SAMPLES) == [None] * 5 and service.seen[0][1]["accept-encoding"] == "identity"
+    assert score.failures == {"unreadable answer: it is compressed": 5}
+
+
+@pytest.mark.parametrize("line", [b"x: y\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+def test_headers_that_trickle_are_part_of_the_time(line):
+    """The status that comes in the end would be another reason."""
+    status = b"HTTP/1.1 404 Not Found\r\n"
+
+    def trickle(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client, contextlib.suppress(OSError):
+            client.recv(2**16)
+            hints = line.startswith(b"HTTP")
+            for each in [*([line] * 20), status] if hints else [status, *([line] * 20)]:
+                client.sendall(each)
+                time.sleep(0.1)
+            client.sendall(b"content-length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=trickle, args=(server,), daemon=True).start()
+        score = Remote(f"http://127.0.0.1:{server.getsockname()[1]}", batch=9, retries=0, timeout=0.5)
+        assert score(SAMPLES) == [None] * 5 and score.failures == {"no answer in time": 5}
+        score.close()
 
 
 def test_a_failed_request_costs_no_other_its_scores_and_null_is_a_failure(service):
@@ -258,8 +284,12 @@ def test_a_judge_who_says_more_or_less_than_a_number_gives_no_score(service, tex
 def test_the_pause_doubles_and_a_busy_server_may_ask_for_more(service, monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr("loopwright.rewards.wire.PAUSE", 1.0)
-    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)  # services of other tests may sleep still
-    monkeypatch.setattr("loopwright.rewards.wire.time", clock)
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+
+    clock = SimpleNamespace(**{**vars(asyncio), "sleep": noted})
+    monkeypatch.setattr("loopwright.rewards.wire.asyncio", clock)
     service.answer = lambda number, body: (429, b"")
     assert Remote(service.url)(SAMPLES[:1]) == [None] and pauses == [1.0, 2.0, 4.0]
     service.headers, pauses[:] = {"retry-after": "3"}, []

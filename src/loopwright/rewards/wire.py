@@ -5,14 +5,15 @@
 
 What may pass (no connection, no answer in time, a busy server, an answer that cannot be read) is tried again after
 twice the pause of the time before, or after what the server asks for; what will not (a request that is refused) is not.
+Requests run in an event loop of their own, for only there a time can be that of all of a try: who sends a header a
+minute would else never be too late. Deliberately absent: compressed answers, which have no bound.
 """
 
+import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -81,13 +82,21 @@ class Calls:
         self.failures: Counter[str] = Counter()
         self._url, self._timeout, self._retries = url, timeout, retries
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self._client = httpx.Client(timeout=timeout, limits=limits, headers=headers)
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
+        headers = {**(headers or {}), "accept-encoding": "identity"}
+        self._client = httpx.AsyncClient(timeout=None, limits=limits, headers=headers)
+        self._open = asyncio.Semaphore(concurrency)
         self._counting = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="scorer", daemon=True)
+        self._thread.start()
 
     def each(self, items: Sequence[T], ask: Callable[[T], Question[R]], size: Callable[[T], int]) -> list[R | None]:
         """The answer for each item, None where it was given up; `size` says how many samples that costs."""
-        return list(self._threads.map(lambda item: self._patiently(ask(item), size(item)), items))
+        asked = asyncio.run_coroutine_threadsafe(self._answers(items, ask, size), self._loop)
+        try:
+            return asked.result()
+        finally:
+            asked.cancel()  # who interrupts waits for no answer
 
     def count(self, reason: str, samples: int) -> None:
         """So many samples have no score for that reason."""
@@ -96,45 +105,59 @@ class Calls:
 
     def close(self) -> None:
         """Drop the connections."""
-        self._threads.shutdown(cancel_futures=True)
-        self._client.close()
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _patiently(self, question: Question[R], samples: int) -> R | None:
-        for tried in range(self._retries + 1):
-            try:
-                return self._once(question)
-            except _Failed as failed:
-                if not failed.again or tried == self._retries:
-                    self.count(str(failed), samples)
-                    return None
-                time.sleep(min(max(PAUSE * 2**tried, failed.pause), LONGEST))
+    async def _answers(
+        self, items: Sequence[T], ask: Callable[[T], Question[R]], size: Callable[[T], int]
+    ) -> list[R | None]:
+        async def one(item: T) -> R | None:
+            return await self._patiently(item, ask, size(item))
+
+        return await asyncio.gather(*map(one, items))
+
+    async def _patiently(self, item: T, ask: Callable[[T], Question[R]], samples: int) -> R | None:
+        async with self._open:
+            question = await asyncio.to_thread(ask, item)  # pictures take time to be packed
+            for tried in range(self._retries + 1):
+                try:
+                    return await self._once(question)
+                except _Failed as failed:
+                    if not failed.again or tried == self._retries:
+                        self.count(str(failed), samples)
+                        return None
+                    pause = min(max(PAUSE * 2**tried, failed.pause), LONGEST)
+                await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _once(self, question: Question[R]) -> R:
+    async def _once(self, question: Question[R]) -> R:
         try:
-            return question.read(self._answer(question))
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._answer(question)
+            return question.read(answer)
+        except TimeoutError as error:
             raise _Failed("no answer in time", again=True) from error
         except httpx.TransportError as error:
             raise _Failed(f"no connection ({type(error).__name__})", again=True) from error
-        except httpx.DecodingError as error:
-            raise _Failed("unreadable answer: its compression is broken", again=True) from error
         except Unreadable as error:
             raise _Failed(f"unreadable answer: {error}", again=True) from error
 
-    def _answer(self, question: Question[R]) -> bytes:
-        """All of the answer. httpx bounds each wait, not their sum."""
-        until, answer = time.monotonic() + self._timeout, bytearray()
-        with self._client.stream(
+    async def _answer(self, question: Question[R]) -> bytes:
+        answer = bytearray()
+        async with self._client.stream(
             "POST", self._url, content=question.body, headers={"content-type": question.kind}
         ) as response:
             if response.status_code != httpx.codes.OK:
                 status = response.status_code
                 raise _Failed(f"status {status}", again=status in _AGAIN, pause=_asked_pause(response))
-            for part in response.iter_bytes():
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise Unreadable("it is compressed")
+            async for part in response.aiter_raw():
                 answer += part
-                if time.monotonic() > until:
-                    raise httpx.ReadTimeout("the answer takes too long")
                 if len(answer) > LARGEST:
                     raise Unreadable(f"more than {LARGEST} bytes")
         return bytes(answer)
