@@ -141,7 +141,8 @@ def test_rows_that_cannot_be_encoded_are_told_and_the_rest_is_encoded(encode, tm
         (["--cache", __file__], "not a folder"),
         (["--cache", f"{__file__}/deep/er"], f"not a folder: '{__file__}'"),
         (["--crop", "top"], "unknown crop: 'top'; choices: center, none"),
-        (["--workers", "0"], "there must be a worker: 0; give 1 or more"),
+        (["--workers", "0"], "workers must be at least 1: 0"),
+        (["--dedicated"], "dedicated encoders need a GPU each: '1 on cpu'; there are"),
         (["--first-frame"], "makes no videos of a first frame"),
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,13 +117,35 @@ def test_two_processes_train_one_run_and_speak_once(file, tmp_path):
     assert shards == 2
 
 
+def test_a_dry_run_checks_what_so_many_processes_need(command, tmp_path):
+    (tmp_path / "feeds.py").write_text("def numbers(device): ...\n")
+    drawn = ("--set", "data=null", "--set", f"drawn={{file: {tmp_path / 'feeds.py'}, source: numbers}}")
+    assert command("--dry-run", *drawn, "--processes", "2")[0] == 0
+    status, out, err = command("--dry-run", *drawn, "--processes", "3")
+    assert (status, out) == (2, "") and "drawn rows are shared out evenly: 2; make batch_size a multiple of 3" in err
+
+
+@pytest.mark.slow
+def test_what_all_processes_find_out_while_running_is_told_once(file, rows_file, tmp_path, monkeypatch, capfd):
+    """A row that cannot be read is met by the process alone that encodes it, and ends all."""
+    monkeypatch.setattr("loopwright.cli.chatter._hush", lambda: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    dataset = shutil.copytree(rows_file.parent, tmp_path / "clips") / rows_file.name
+    (dataset.parent / "1.mp4").write_bytes(b"no video")
+    status = main(["train", str(file), "--processes", "2", "--set", f"data.dataset={dataset}"])
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
+    assert status == 2 and line.startswith(f"loopwright: error: {dataset}:2: ")
+    assert line.endswith("1 in all; loopwright encode lists them")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--set", "optimiser.lr=fast"], "optimiser.lr must be a number: 'fast'"),
         (["--set", "optimizer.lr=1"], "no such setting: 'optimizer'; choices: optimiser"),
         (["--set", "lr"], "not a setting: 'lr'; write --set NAME=VALUE"),
-        (["--set", "lora.targets=[to_z]"], "to_z"),
+        (["--set", "lora.targets=[to_z]"], "lora.targets: no linear layer has a name that ends so: 'to_z'"),
+        (["--set", "grpo.clip=0.01"], "method sft does not read grpo.clip"),
         (["--set", "precision=float16"], "unknown precision: 'float16'; choices: auto, float32, bfloat16"),
         (["--set", "evaluation.every=1"], "evaluation needs rows held out"),
         (["--processes", "0"], "processes must be at least 1: 0"),

@@ -57,7 +57,7 @@ def test_without_gpus_none_can_be_dedicated():
 def test_devices_and_counts_that_are_none_are_refused_before_anything_is_encoded(checkpoint, tmp_path):
     with pytest.raises(RequestError, match="no such device: 'abacus'"):
         slots("abacus")
-    with pytest.raises(RequestError, match="there must be a worker: 0"):
+    with pytest.raises(RequestError, match="workers must be at least 1: 0"):
         encodings(tmp_path, checkpoint("t2v"), workers=0)
 
 

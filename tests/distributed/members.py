@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from loopwright.distributed.group import joined, leads, size
+from loopwright.distributed.group import joined, leads, local_size, size
+from loopwright.distributed.launch import first_to_say
 
 
 def report(folder: str) -> int:
@@ -16,7 +17,9 @@ def report(folder: str) -> int:
     with joined("cpu") as group:
         total = float(group.total(torch.tensor([group.rank + 1.0])))
         told, any_ = group.told(41 + group.rank), (group.any(group.rank == 1), group.any(False))
-        line = f"{group.rank} {group.ranks} {size()} {leads()} {total} {told} {any_}"
+        said = int(group.total(torch.tensor([int(first_to_say("what all find out"))])))
+        assert first_to_say(f"what {group.rank} alone finds out")
+        line = f"{local_size()} {said} {group.rank} {group.ranks} {size()} {leads()} {total} {told} {any_}"
     Path(folder, str(group.rank)).write_text(line)
     return 0
 

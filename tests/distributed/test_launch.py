@@ -17,8 +17,8 @@ from loopwright.distributed.launch import launch
 
 def test_processes_know_each_other(tmp_path):
     assert launch(2, members.report, (str(tmp_path),)) == 0
-    assert (tmp_path / "0").read_text() == "0 2 2 True 3.0 41 (True, False)"
-    assert (tmp_path / "1").read_text() == "1 2 2 False 3.0 41 (True, False)"
+    assert (tmp_path / "0").read_text() == "2 1 0 2 2 True 3.0 41 (True, False)"
+    assert (tmp_path / "1").read_text() == "2 1 1 2 2 False 3.0 41 (True, False)"
 
 
 @pytest.mark.parametrize(("how", "status"), [("exit", 2), ("interrupt", 130), ("kill", -signal.SIGKILL)])

@@ -25,19 +25,24 @@ from beside import CHANNELS
 
 class Numbers:
     def __init__(self, device, length):
-        self.blank = torch.zeros(length, 32, device=device)
+        self.length, self.blank = length, torch.zeros(length, 32, device=device)
 
     def batch(self, step, rows, generator):
         frames = 1 if step % 3 == 2 else 2
         latent = torch.randn(rows, CHANNELS, frames, 4, 4, generator=generator)
         more = {"first_frame": latent[:, :, :1]} if step % 3 == 1 else {}
-        return {"latent": latent, "cond": torch.randn(rows, len(self.blank), 32, generator=generator), **more}
+        return {"latent": latent, "cond": torch.randn(rows, self.length, 32, generator=generator), **more}
 
     def held_out(self):
         return [self.batch(0, 2, torch.Generator().manual_seed(99))]
 
 def numbers(device, length=4):
     return Numbers(device, length)
+
+def blankless(device, length):
+    source = Numbers(device, length)
+    source.blank = None
+    return source
 '''
 
 
@@ -109,6 +114,39 @@ def test_a_file_or_function_that_is_not_there_is_told_before_anything(run, drawn
         replace(run, drawn=None)
     with pytest.raises(RequestError, match="give steps"):
         replace(run, steps=None, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lenght": 5}, r"drawn\.options: blankless is not called so .*'lenght'.*; choices: length"),
+        ({}, r"drawn\.options: .*missing a required argument: 'length'"),
+        ({"device": "cpu", "length": 5}, r"drawn\.options: .*device"),
+    ],
+)
+def test_options_that_the_function_does_not_take_are_told_before_anything(options, message, run, drawn):
+    with pytest.raises(RequestError, match=message):
+        make(replace(run, drawn=replace(drawn, source="blankless", options=options)))
+
+
+def test_rows_that_processes_cannot_share_evenly_are_told_before_any_is_started(run):
+    assert make(run, 2).steps == 6
+    with pytest.raises(RequestError, match="shared out evenly: 4; make batch_size a multiple of 3, of processes"):
+        make(run, 3)
+    with pytest.raises(RequestError, match="a multiple of 8"):
+        make(replace(run, accumulate=4), 2)
+
+
+def test_who_drops_captions_needs_the_empty_prompt_and_who_does_not_needs_none(run, drawn, monkeypatch, plotless):
+    real, kept = networks.load, Sft(draws="batch", caption_dropout=0.0)
+    blankless = replace(run, drawn=replace(drawn, source="blankless"), steps=1)
+    monkeypatch.setattr(networks, "load", lambda *given: pytest.fail("weights were read"))
+    with pytest.raises(RequestError, match=r"sft\.caption_dropout has nothing .*: 0\.1; set it to 0, or give"):
+        session.train(blankless)
+    monkeypatch.setattr(networks, "load", real)
+    ours = weights(replace(blankless, sft=kept))
+    theirs = weights(replace(run, sft=kept, steps=1, output=f"{run.output}-blank"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:

@@ -1,14 +1,19 @@
 """Every row as often as there are epochs, over any batch size, accumulation, processes and interruption."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from loopwright.data.filling import Filled
 from loopwright.data.order import Order, Position
-from loopwright.training.feed import Feed, Step
+from loopwright.errors import DataError
+from loopwright.training.feed import Feed, Step, prepare
 
 MANY = settings(max_examples=60, deadline=None, phases=(Phase.generate,), derandomize=True)
 
@@ -76,3 +81,35 @@ def test_processes_have_equally_many_batches_of_equal_shape_and_places_are_those
             }
             assert found == dict(zip(batch.places, batch.tensors["latent"], strict=True))
             assert sum(step.parts[part].real for step in ours) == batch.real == len(batch.places)
+
+
+class Thread:
+    """Stands in for one of several processes."""
+
+    def __init__(self, rank: int, shared: list[torch.Tensor], barrier: Barrier) -> None:
+        self.rank, self.ranks, self.first, self._shared, self._barrier = rank, len(shared), rank == 0, shared, barrier
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._shared[self.rank] = tensor
+        self._barrier.wait(60)
+        out = torch.stack(self._shared).sum(0)
+        self._barrier.wait(60)
+        return out
+
+
+def test_rows_that_cannot_be_encoded_end_all_processes_with_the_same_words():
+    def encoding(rank: int) -> SimpleNamespace:
+        problems = [DataError(f"rows.jsonl:{rank}", f"row {rank} is \u201cno video\u201d")] * rank
+        return SimpleNamespace(fill=lambda rows, tell: Filled({}, problems), prompt=lambda text: None)
+
+    shared, barrier = [torch.empty(0)] * 3, Barrier(3)
+
+    def process(rank: int) -> str:
+        with pytest.raises(DataError) as error:
+            prepare(encoding(rank), [1, 2, 3], Thread(rank, shared, barrier))
+        return str(error.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        told = set(pool.map(process, range(3)))
+    words = "rows.jsonl:1: row 1 is \u201cno video\u201d; 3 in all; loopwright encode lists them"
+    assert told == {words}

@@ -26,7 +26,7 @@ def test_python_leaves_a_run_and_the_command_line_changes_it(tmp_path):
         "run = Run('loopwright/tiny-wan', 'out', Data('clips', 'loopwright/tiny-wan', 'encoded'), steps=3)\n"
     )
     assert read(file).steps == 3
-    changed = read(file, ["optimiser.lr=3e-4", "lora.rank=8", "data.held_out=0.1"])
+    changed = read(file, ["optimiser.lr=3e-4", "lora.rank=8", "data.held_out=0.1", "evaluation.every=5"])
     assert (changed.optimiser.lr, changed.lora.rank, changed.data.held_out, changed.steps) == (3e-4, 8, 0.1, 3)
     file.write_text("runs = 3\n")
     with pytest.raises(RequestError, match="leaves no run"):
@@ -60,6 +60,32 @@ def test_python_leaves_a_run_and_the_command_line_changes_it(tmp_path):
         ({"sinks": ["wandb", "wandb"]}, "sinks names one twice"),
         ({"sinks": ["paper"]}, "unknown sinks[0]: 'paper'; choices: tensorboard, trackio, wandb"),
         ({"checkpoints": {"keep": 0}}, "checkpoints.keep must be at least 1"),
+        ({"grpo": {"clip": 1e-2}}, "method sft does not read grpo.clip: [0.01]; leave grpo out, or set method to grpo"),
+        ({"nft": {"beta": 0.5, "kl": 0.0}}, "method sft does not read nft.beta and nft.kl: [0.5, 0.0]"),
+        ({"autoencoder": {"kl_weight": 0.0}}, "method sft does not read autoencoder.kl_weight"),
+        (
+            {"schedule": {"final": 0.1}},
+            "schedule.final is of a rate that falls: 0.1; leave it out, or set schedule.kind",
+        ),
+        (
+            {"sft": {"sampling": "uniform", "logit_std": 1.4}},
+            "sft.logit_std has no meaning under sampling uniform: 1.4",
+        ),
+        ({"sft": {"sampling": "mode", "logit_mean": 0.5}}, "sft.logit_mean has no meaning under sampling mode: 0.5"),
+        (
+            {"sft": {"mode_scale": 0.5}},
+            "has no meaning under sampling logit_normal: 0.5; leave it out, or set sft.samp",
+        ),
+        (
+            {"data": {**DATA, "held_out": 0.1}},
+            "data.held_out keeps rows that nothing reads: 0.1; leave it out, or give",
+        ),
+        (
+            {"stored": "bfloat16", "lora": {}},
+            "stored is of whole networks, and lora trains adapters: 'bfloat16'; leave",
+        ),
+        ({"data": {**DATA, "workers": 0}}, "data.workers must be at least 1: 0"),
+        ({"data": {**DATA, "crop": "top"}}, "unknown data.crop: 'top'; choices: center, none"),
         ({"method": "dpo"}, "unknown method: 'dpo'; choices: sft"),
     ],
 )
@@ -77,6 +103,11 @@ def test_a_file_that_is_no_run_is_told(content, message, tmp_path):
         read(tmp_path / "run.yaml")
     with pytest.raises(RequestError, match="cannot read"):
         read(tmp_path / "none.yaml")
+
+
+def test_settings_of_another_method_may_be_written_out_as_they_are_anyway():
+    run = build(Run, {**LEAST, "grpo": {"kl": 0.04}, "schedule": {"kind": "constant", "final": 0.0}})
+    assert build(Run, yaml.safe_load(text(run))) == run
 
 
 def test_json_is_read_too(tmp_path):

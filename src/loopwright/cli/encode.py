@@ -42,6 +42,7 @@ FLAGS = (
     Flag("revision", "branch, tag or commit of a hub name"),
     Flag("device", "auto (the fastest here), cpu, cuda, cuda:1 ..."),
     Flag("workers", "processes that encode, spread over the GPUs; more than one need Ray", int, metavar="N"),
+    Flag("dedicated", "a GPU for each worker, the machine's last ones, instead of sharing all", bool),
     *TRAINING,
     Flag(
         "first_frame",
@@ -98,6 +99,7 @@ def _encodings(arguments: argparse.Namespace, cache: "Cache", shapes: "Sequence[
         first_frame=bool(arguments.first_frame),
         device=arguments.device or "auto",
         workers=1 if arguments.workers is None else arguments.workers,
+        dedicated=bool(arguments.dedicated),
         say=_say,
     )
 

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     with quiet():
         settings = _settings(arguments)
         if arguments.dry_run:
-            return _shown(settings)
+            return _shown(settings, arguments.processes)
         return _work(settings, bool(arguments.quiet)) if processes == 1 else _spread(arguments, settings, processes)
 
 
@@ -81,11 +81,11 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _shown(settings: "Run") -> int:
+def _shown(settings: "Run", processes: int | None) -> int:
     from ..training.plan import make
     from ..training.run import text
 
-    plan = make(settings)
+    plan = make(settings, processes)
     print(text(plan.run), end="")
     held = f", {len(plan.held_rows)} held out" if plan.held_rows else ""
     what = "of drawn rows" if plan.order is None else f"{plan.epochs} epochs of {len(plan.rows)} rows{held}"
@@ -100,12 +100,13 @@ def _spread(arguments: argparse.Namespace, settings: "Run", processes: int) -> i
     from ..distributed.launch import launch
     from ..training.plan import make
 
-    make(settings)
+    make(settings, processes)
     return launch(processes, work, (settings, bool(arguments.quiet), sys.argv[1:]))
 
 
 def work(settings: "Run", is_quiet: bool, argv: Sequence[str]) -> int:
     """What each of several processes does."""
+    from ..distributed.launch import first_to_say
     from ..errors import LoopwrightError
     from . import INVALID
 
@@ -113,7 +114,8 @@ def work(settings: "Run", is_quiet: bool, argv: Sequence[str]) -> int:
         try:
             return _work(settings, is_quiet, argv)
         except LoopwrightError as error:
-            print(f"loopwright: error: {error}", file=sys.stderr)
+            if first_to_say(str(error)):
+                print(f"loopwright: error: {error}", file=sys.stderr, flush=True)
             return INVALID
 
 

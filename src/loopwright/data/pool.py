@@ -54,7 +54,7 @@ def slots(device: str = "auto", workers: int = 1, *, dedicated: bool = False) ->
     """
     chosen, gpus = pick(device), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if workers < 1:
-        raise RequestError("there must be a worker", value=workers, remedy="give 1 or more")
+        raise RequestError("workers must be at least 1", value=workers)
     if dedicated:
         if chosen != "cuda" or workers > gpus:
             raise RequestError(

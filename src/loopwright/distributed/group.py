@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # collectives on the host go by gloo also where those on the device go by NCCL
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+KINDS = tuple(_BACKENDS)  # of devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class Group:
 def size() -> int:
     """How many processes this one was started with, by the environment that torchrun and `launch` set."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_size() -> int:
+    """How many of them are on this machine: torchrun tells, and `launch` starts all on one."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size()))
 
 
 def leads() -> bool:

@@ -47,6 +47,12 @@ def launch(processes: int, work: Work, arguments: tuple[object, ...]) -> int:
             signal.signal(number, handler)
 
 
+def first_to_say(text: str) -> bool:
+    """In a process that `launch` started: whether no other has said this, so that what all find out is told once."""
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return int(store.add(f"said/{text}", 1)) == 1
+
+
 def _begin(index: int, processes: int, port: int, work: Work, arguments: tuple[object, ...]) -> None:
     """In the process itself: the environment that torchrun would give, then the work."""
     os.environ |= {

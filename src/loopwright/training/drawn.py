@@ -13,6 +13,7 @@ shapes for other processes.
 """
 
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ class Drawn:
 
 
 class Source(Protocol):
-    """What the function returns. `blank` [L, D] is the empty prompt's embeddings, for methods that drop captions."""
+    """What the function returns. `blank` [L, D] is the empty prompt's embeddings; None where no caption is dropped."""
 
     blank: torch.Tensor | None
 
@@ -58,7 +59,7 @@ class Source(Protocol):
 
 
 def function(drawn: Drawn) -> Callable[..., Source]:
-    """The function that makes the source. Raises RequestError where there is none."""
+    """The function that makes the source. Raises RequestError where there is none, or it takes other options."""
     path = Path(drawn.file)
     if not path.is_file():
         raise RequestError("drawn.file is missing", value=drawn.file, remedy="paths are relative to the present folder")
@@ -72,6 +73,12 @@ def function(drawn: Drawn) -> Callable[..., Source]:
     if not callable(found):
         choices = [name for name, item in vars(module).items() if callable(item) and not name.startswith("_")]
         raise RequestError(f"{drawn.file} has no such function", value=drawn.source, choices=choices)
+    signature = inspect.signature(found)
+    try:
+        signature.bind("device", **drawn.options)
+    except TypeError as error:
+        message = f"drawn.options: {drawn.source} is not called so ({error})"
+        raise RequestError(message, value=dict(drawn.options), choices=[*signature.parameters][1:]) from error
     return cast(Callable[..., Source], found)
 
 
@@ -83,6 +90,14 @@ def opened(drawn: Drawn, device: torch.device) -> Source:
 def identity(drawn: Drawn) -> str:
     """What tells one source from another."""
     return json.dumps([drawn.file, drawn.source, dict(drawn.options)], sort_keys=True)
+
+
+def each(rows: int, ranks: int, parts: int) -> int:
+    """How many of a step's rows a process draws at once. Raises RequestError where they are not shared out evenly."""
+    if rows % (ranks * parts):
+        remedy = f"make batch_size a multiple of {ranks * parts}, of processes times accumulate"
+        raise RequestError("drawn rows are shared out evenly", value=rows, remedy=remedy)
+    return rows // (ranks * parts)
 
 
 @dataclass(frozen=True)
@@ -97,9 +112,7 @@ class DrawnFeed:
     name: str
 
     def __post_init__(self) -> None:
-        if self.rows % (self.group.ranks * self.parts):
-            remedy = f"make batch_size a multiple of {self.group.ranks * self.parts}, of processes times accumulate"
-            raise RequestError("drawn rows are shared out evenly", value=self.rows, remedy=remedy)
+        each(self.rows, self.group.ranks, self.parts)
 
     def start(self) -> Position:
         """Before the first step."""
@@ -121,7 +134,7 @@ class DrawnFeed:
             yield Step(parts, self.rows, Position(0, index, position.digest))
 
     def _batch(self, step: int, part: int) -> Batch:
-        rows = self.rows // (self.group.ranks * self.parts)
+        rows = each(self.rows, self.group.ranks, self.parts)
         first = (part * self.group.ranks + self.group.rank) * rows
         source = generator("drawn", self.seed, step, part, self.group.rank)
         tensors = self.source.batch(step, rows, seeded(self.group.device, source))

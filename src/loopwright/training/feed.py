@@ -25,6 +25,8 @@ from ..distributed.group import Group
 from ..errors import DataError
 from .methods import Batch
 
+_LONGEST = 4096  # bytes of a problem that other processes hear
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -116,10 +118,22 @@ def prepare(encodings: Encodings, rows: Sequence[Row], group: Group, tell: Tell 
     counts = torch.tensor([_missed(filled), len(filled.problems)])
     missed, wrong = map(int, group.total(counts))
     if wrong:
-        first = filled.problems[0] if filled.problems else DataError("data.dataset", "another process met a bad row")
-        remedy = f"{wrong} in all; loopwright encode lists them"
-        raise DataError(first.where, first.problem, remedy=remedy)
+        where, problem = _first(filled.problems, group)
+        raise DataError(where, problem, remedy=f"{wrong} in all; loopwright encode lists them")
     return Prepared(missed, perf_counter() - begun)
+
+
+def _first(problems: Sequence[DataError], group: Group) -> tuple[str, str]:
+    """Where the first problem of the first process that has some is, and what: the same in every process."""
+    have = torch.zeros(group.ranks, dtype=torch.int64)
+    have[group.rank] = len(problems)
+    text = torch.zeros(_LONGEST, dtype=torch.int64)
+    if group.rank == int(group.total(have).nonzero()[0]):
+        written = f"{problems[0].where}\n{problems[0].problem}".encode()[:_LONGEST]
+        text[: len(written)] = torch.tensor(list(written))
+    told = bytes(group.total(text).tolist()).rstrip(b"\0").decode(errors="ignore")
+    where, _, problem = told.partition("\n")
+    return where, problem
 
 
 def _missed(filled: Filled) -> int:

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import yaml  # type: ignore[import-untyped]
 
 from .. import catalog, rewards
 from ..api.model import sampler_of
 from ..api.pixels import frames
 from ..backends.capture import require_capture
 from ..backends.compile import require_compiler
-from ..backends.device import pick, preferred_dtype, probe
+from ..backends.device import pick, preferred_dtype
 from ..backends.precision import DTYPES, FLOAT8
-from ..backends.registry import ATTENTIONS, KERNELS, require
 from ..card import Card, experts
 from ..data.buckets import choose
 from ..data.cache import Cache
@@ -35,28 +33,23 @@ from ..data.geometry import parse
 from ..data.order import Order
 from ..data.row import Row
 from ..data.split import split
-from ..distributed.group import size
-from ..errors import BackendError, RequestError, StateError
+from ..distributed.group import local_size, size
+from ..errors import BackendError, RequestError
 from ..loops.denoise import SOLVERS
 from ..loops.noise import with_noise
 from ..program import resolve, validate
 from ..request import KERNELS as PLAIN
 from ..request import Request
-from . import drawn
-from .methods import POLICIES, autoencoder
+from . import continuation, drawn, machine
+from .drawn import Drawn
+from .methods import POLICIES, autoencoder, sft
 from .networks import adapt, outline, served
 from .prompts import Prompt
 from .prompts import read as prompts_of
 from .rollout import Rollout
 from .run import Data, Run
-from .settings import leaves, plain
+from .settings import naming
 
-RUN = "run.yaml"
-# What may differ between a run and its continuation: nothing that a step computed so far depends on.
-_LENGTH, _RESULT = ("steps", "epochs"), ("output", "stored", "lora.layout", "sinks", "log_every")
-_PLACE = ("rollout.prompts", "rollout.held_out", "rollout.graphs", "rollout.engines", "sleep", "device", "train_only")
-_FREE = (*_LENGTH, *_RESULT, *_PLACE, "checkpoints", "evaluation", "previews")
-_PLOTS = "matplotlib"
 _SAME = ("channels", "spatial_stride", "frame_stride")  # settings that a model and its encoders must share
 Say = Callable[[str], None]
 
@@ -91,49 +84,71 @@ class Plan:
         return Path(self.run.output).expanduser()
 
 
-def make(run: Run) -> Plan:
+def make(run: Run, processes: int | None = None) -> Plan:
     """Check a run against this machine, its model's card, its encoders and its data; resolve what it leaves open.
+
+    `processes` are to be started on this machine; None: those that this one was started with.
 
     Raises RequestError, CardError, WeightsError, BackendError, DataError or StateError, one line each.
     """
-    device = pick(run.device)
-    run = _resolved(run, device)
+    device, here = pick(run.device), processes or local_size()
+    processes = processes or size()
+    run = _resolved(run, device, processes)
     card = catalog.find(run.model, revision=run.revision)
     validate(card, catalog.loops(card))
-    roles = _roles(run, card)
-    _check_machine(run, card, device)
+    roles = _roles(run, card, processes)
+    machine.check(run, card, device, here=here)
     _check_adapters(run, card, roles)
-    _check_output(run)
-    previews = _previews(run, card)
+    if run.method == "sft":
+        sft.reached(card, roles, run.sft)
+    continuation.check(run)
+    plan = Plan(run, card, roles, (), None, (), None, 0, 0, _previews(run, card))
     if run.rollout is not None:
-        return _rollout(Plan(run, card, roles, (), None, (), None, 0, 0, previews), run.rollout)
-    if run.data is None:
-        assert run.drawn is not None and run.steps is not None, "a run has settled it"
-        drawn.function(run.drawn)
-        return Plan(run, card, roles, (), None, (), None, run.steps, 1, previews)
-    encodings = encoded(run.data, device)
-    _check_encoders(card, encodings.card)
-    rows, held = split(read(run.data.dataset), run.data.held_out, run.seed)
+        plan = _rollout(plan, run.rollout, processes)
+    else:
+        plan = _drawn(plan, run.drawn, processes) if run.drawn else _encoded(plan, device, processes)
+    if run.schedule.warmup > plan.steps:
+        remedy = f"the run has {plan.steps} steps: lower it, or give more"
+        raise RequestError("schedule.warmup does not end within the run", value=run.schedule.warmup, remedy=remedy)
+    return plan
+
+
+def _drawn(plan: Plan, source: Drawn, processes: int) -> Plan:
+    """The plan of a run whose batches its own file draws."""
+    run = plan.run
+    assert run.steps is not None, "a run has settled it"
+    drawn.function(source)
+    drawn.each(run.rows, processes, run.accumulate)
+    return replace(plan, steps=run.steps, epochs=1)
+
+
+def _encoded(plan: Plan, device: str, processes: int) -> Plan:
+    """The plan of a run that trains on a data set's encodings."""
+    run, data = plan.run, plan.run.data
+    assert data is not None, "a run has settled it"
+    machine.check_workers(data, device, processes=processes)
+    encodings = encoded(data, "cuda:0" if device == "cuda" else device)  # as each process has it
+    _check_encoders(plan.card, encodings.card)
+    rows, held = split(read(data.dataset), data.held_out, run.seed)
     order = _order(encodings, rows, run)
     each = len(order.epoch(0))
     epochs = run.epochs or -(-(run.steps or 0) // each)
     steps = run.steps or epochs * each
     after = _order(encodings, held, run) if held else None
-    return Plan(run, card, roles, rows, order, held, after, steps, epochs, previews)
+    return replace(plan, rows=rows, order=order, held_rows=held, held=after, steps=steps, epochs=epochs)
 
 
-def _rollout(plan: Plan, rollout: Rollout) -> Plan:
+def _rollout(plan: Plan, rollout: Rollout, processes: int) -> Plan:
     """The plan of a run that learns from its own samples."""
     run = plan.run
-    if rollout.groups % size():
-        raise RequestError(
-            "rollout.groups are shared out to processes", value=rollout.groups, remedy=f"{size()} have it"
-        )
+    if rollout.groups % processes:
+        remedy = f"{processes} have it"
+        raise RequestError("rollout.groups are shared out to processes", value=rollout.groups, remedy=remedy)
     if run.parallel != "shard" and run.precision != "float32":
         remedy = "set precision to float32 or parallel to shard, so that training computes what sampling does"
         raise RequestError("rollouts with whole weights in each process", value=run.precision, remedy=remedy)
     if rollout.engines:
-        _check_engines(rollout.engines, pick(run.device))
+        _check_engines(rollout.engines, pick(run.device), processes)
     prompts = prompts_of(rollout.prompts)
     judged = prompts if rollout.held_out is None else prompts_of(rollout.held_out)
     nothing = torch.empty(0, 0, 0, 3, dtype=torch.uint8)
@@ -191,11 +206,11 @@ def _check_dtype(card: Card, rollout: Rollout) -> None:
             raise RequestError(f"rollout.dtype.{name}: no such precision", value=value, choices=DTYPES[:-1])
 
 
-def _check_engines(engines: int, device: str) -> None:
+def _check_engines(engines: int, device: str, processes: int) -> None:
     """Raise where engines of their own cannot be had."""
-    if size() > 1:
+    if processes > 1:
         remedy = "train in one process, or set rollout.engines to 0"
-        raise RequestError("rollout.engines are one training process's", value=f"{size()} processes", remedy=remedy)
+        raise RequestError("rollout.engines are one training process's", value=f"{processes} processes", remedy=remedy)
     if importlib.util.find_spec("ray") is None:
         raise BackendError("rollout.engines cannot be had", value="ray", remedy="pip install 'loopwright[train]'")
     if device.startswith("cuda") and torch.cuda.device_count() <= engines:
@@ -208,34 +223,37 @@ def _noise(rollout: Rollout) -> dict[str, int]:
 
 
 def encoded(data: Data, device: str, say: Say = lambda line: None) -> Encodings:
-    """The encodings of a run's data. Raises as `Encodings` does, before any weight is read."""
-    shapes = parse(data.geometry, data.frame_stride, data.crop)
-    checkpoint, revision = data.encoder_checkpoint, data.encoder_revision
+    """The encodings of a run's data, on a process's device. Raises as `Encodings` does, before any weight is read."""
+    with naming("data.geometry"):
+        shapes = parse(data.geometry, data.frame_stride, data.crop)
     return Encodings(
         Cache(data.cache),
-        checkpoint,
+        data.encoder_checkpoint,
         shapes,
-        revision=revision,
+        revision=data.encoder_revision,
         first_frame=data.first_frame,
-        device=device,
+        device=device.partition(":")[0] if data.dedicated else device,
+        workers=data.workers,
+        dedicated=data.dedicated,
+        park=data.park,
         say=say,
     )
 
 
-def _resolved(run: Run, device: str) -> Run:
+def _resolved(run: Run, device: str, processes: int) -> Run:
     lr = run.optimiser.lr or (1e-5 if run.lora is None else 1e-4 if run.rollout is None else 3e-4)
     precision = preferred_dtype(device) if run.precision == "auto" else run.precision
     overlaps = run.rollout is not None and run.rollout.staleness > 0
     sleep = run.sleep or ("nobody" if overlaps else "serving")
-    rollout = None if run.rollout is None else replace(run.rollout, graphs=_graphs(run, run.rollout, device))
+    rollout = None if run.rollout is None else replace(run.rollout, graphs=_graphs(run, run.rollout, device, processes))
     optimiser = replace(run.optimiser, lr=lr)
     return replace(run, precision=precision, sleep=sleep, optimiser=optimiser, rollout=rollout)  # type: ignore[arg-type]
 
 
-def _graphs(run: Run, rollout: Rollout, device: str) -> Literal["always", "never"]:
+def _graphs(run: Run, rollout: Rollout, device: str, processes: int) -> Literal["always", "never"]:
     """Raises BackendError where they are asked for and the device has none."""
     elsewhere = rollout.staleness or rollout.engines  # in another thread, or not on this device
-    parted = size() > 1 and run.parallel == "shard"  # perhaps because no process has room for all of it
+    parted = processes > 1 and run.parallel == "shard"  # perhaps because no process has room for all of it
     can = device.startswith("cuda") and not (elsewhere or parted)
     if rollout.graphs == "never" or (rollout.graphs == "auto" and not can):
         return "never"
@@ -243,9 +261,9 @@ def _graphs(run: Run, rollout: Rollout, device: str) -> Literal["always", "never
     return "always"
 
 
-def _roles(run: Run, card: Card) -> tuple[str, ...]:
+def _roles(run: Run, card: Card, processes: int) -> tuple[str, ...]:
     if run.method == "autoencoder":
-        return (_autoencoder(run, card),)
+        return (_autoencoder(run, card, processes),)
     names = experts(card)
     if unknown := [name for name in run.train if name not in names]:
         raise RequestError("train names no network that generates", value=unknown[0], choices=names)
@@ -259,58 +277,22 @@ def _roles(run: Run, card: Card) -> tuple[str, ...]:
     return tuple(name for name in names if not run.train or name in run.train)
 
 
-def _autoencoder(run: Run, card: Card) -> str:
-    if size() > 1 and run.parallel == "shard":
+def _autoencoder(run: Run, card: Card, processes: int) -> str:
+    if processes > 1 and run.parallel == "shard":
         remedy = "set parallel to replicate, or train in one process"
-        raise RequestError("an autoencoder is not sharded", value=f"{size()} processes", remedy=remedy)
+        raise RequestError("an autoencoder is not sharded", value=f"{processes} processes", remedy=remedy)
     if autoencoder.ROLE not in card.components:
         raise RequestError(f"{card.name} has no such component", value=autoencoder.ROLE, choices=card.components)
     return autoencoder.ROLE
-
-
-def _check_machine(run: Run, card: Card, device: str) -> None:
-    if run.precision not in card.recipe.precision:
-        raise RequestError(
-            f"precision: {card.name} does not run in it", value=run.precision, choices=card.recipe.precision
-        )
-    require(probe(device), run.precision, attention=run.attention)
-    if run.compile:
-        require_compiler(device)
-    if not KERNELS[run.attention].backward:
-        choices = [name for name in ATTENTIONS if KERNELS[name].backward]
-        raise BackendError("attention has no backward pass", value=run.attention, choices=choices)
-    if device.startswith("cuda:") and size() > 1:
-        raise RequestError("device names one of several", value=device, remedy="write cuda: each process takes its own")
-    for package in (_PLOTS, *run.sinks):
-        if importlib.util.find_spec(package) is None:
-            what = "the summary's plots" if package == _PLOTS else f"sinks: {package}"
-            extra = "train" if package in (_PLOTS, "tensorboard") else package
-            raise BackendError(f"{what} cannot be had", value=package, remedy=f"pip install 'loopwright[{extra}]'")
 
 
 def _check_adapters(run: Run, card: Card, roles: tuple[str, ...]) -> None:
     """On shapes alone: an unmatched pattern is known before weights are read."""
     if run.lora is not None:
         for role in roles:
-            adapt(outline(card, role), run.lora, run.seed)
-
-
-def _check_output(run: Run) -> None:
-    """Raise StateError where the folder holds a run that this one does not continue."""
-    output = Path(run.output).expanduser()
-    if output.exists() and not output.is_dir():
-        raise RequestError("output is not a folder", value=run.output)
-    try:
-        before = yaml.safe_load((output / RUN).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StateError(f"{output / RUN} cannot be read ({error})", remedy="choose another output") from error
-    now, was = leaves(plain(run)), leaves(before)
-    for name in dict.fromkeys((*now, *was)):
-        if not {name, name.split(".")[0]} & {*_FREE} and now.get(name) != was.get(name):
-            remedy = f"it was {was.get(name)!r}: set it back to continue that run, or choose another output"
-            raise StateError(f"{output} holds a run with another {name}", value=now.get(name), remedy=remedy)
+            network = outline(card, role)
+            with naming("lora.targets"):
+                adapt(network, run.lora, run.seed)
 
 
 def _previews(run: Run, card: Card) -> tuple[Request, ...]:

@@ -15,9 +15,9 @@ inheritance between files, and settings that nothing reads.
 
 import runpy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import yaml  # type: ignore[import-untyped]
 
@@ -30,6 +30,8 @@ from .methods.sft import Settings as Sft
 from .rollout import Rollout
 from .settings import Plain, build, change, plain
 
+Method = Literal["sft", "autoencoder", "grpo", "nft"]  # each has settings of that name
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -40,6 +42,10 @@ class Data:
         geometry: shapes such as "480x832x81"; none means the encoders' own.
         first_frame: each clip is given its own first frame, as training image-to-video does.
         held_out: the share of clips that is never trained on.
+        workers: so many encode what the cache lacks, for each training process: one is that process itself, more are
+            processes by Ray on its device.
+        dedicated: workers have the last GPUs of the machine to themselves, one each.
+        park: encoders that had to be loaded while training go to host memory after each use.
     """
 
     dataset: str
@@ -48,11 +54,15 @@ class Data:
     encoder_revision: str | None = None
     geometry: tuple[str, ...] = ()
     frame_stride: int = 1
-    crop: str = "center"
+    crop: Literal["center", "none"] = "center"
     first_frame: bool = False
     held_out: float = 0.0
+    workers: int = 1
+    dedicated: bool = False
+    park: bool = False
 
     def __post_init__(self) -> None:
+        _require("data.workers", self.workers, self.workers >= 1, "at least 1")
         _require("data.frame_stride", self.frame_stride, self.frame_stride >= 1, "at least 1")
         _require("data.held_out", self.held_out, 0 <= self.held_out < 1, "at least 0 and below 1")
 
@@ -106,6 +116,9 @@ class Schedule:
     def __post_init__(self) -> None:
         _require("schedule.warmup", self.warmup, self.warmup >= 0, "at least 0")
         _require("schedule.final", self.final, 0 <= self.final <= 1, "between 0 and 1")
+        if self.final and self.kind == "constant":
+            remedy = "leave it out, or set schedule.kind to linear or cosine"
+            raise RequestError("schedule.final is of a rate that falls", value=self.final, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +214,7 @@ class Run:
     accumulate: int = 1
     seed: int = 0
     train: tuple[str, ...] = ()
-    method: Literal["sft", "autoencoder", "grpo", "nft"] = "sft"
+    method: Method = "sft"
     sft: Sft = field(default_factory=Sft)
     grpo: Grpo = field(default_factory=Grpo)
     nft: Nft = field(default_factory=Nft)
@@ -255,6 +268,7 @@ class Run:
         if len(sources) != 1:
             given = " and ".join(sources) or "none"
             raise RequestError("a run trains on one thing", value=given, choices=("data", "drawn", "rollout"))
+        self._agree_method()
         self._agree_rollout()
         if self.drawn and self.steps is None:
             raise RequestError("drawn batches have no epochs", value=f"epochs {self.epochs}", remedy="give steps")
@@ -262,10 +276,30 @@ class Run:
             self._agree_autoencoder()
         if self.evaluation and self.data and not self.data.held_out:
             raise RequestError("evaluation needs rows held out", value="data.held_out 0", remedy="set data.held_out")
+        if self.data and self.data.held_out and not self.evaluation:
+            remedy = "leave it out, or give evaluation, which measures them"
+            raise RequestError("data.held_out keeps rows that nothing reads", value=self.data.held_out, remedy=remedy)
+        if self.lora and self.stored != "float32":
+            remedy = "leave it out: adapters are always float32"
+            raise RequestError(
+                "stored is of whole networks, and lora trains adapters", value=self.stored, remedy=remedy
+            )
         if self.previews and self.train_only:
             raise RequestError("previews need an engine", value="train_only", remedy="drop previews or train_only")
         if len(set(self.sinks)) < len(self.sinks):
             raise RequestError("sinks names one twice", value=list(self.sinks))
+
+    def _agree_method(self) -> None:
+        """Raise RequestError for a setting of a method that is not this run's."""
+        for method in get_args(Method):
+            given = getattr(self, method)
+            usual = type(given)()
+            names = [each.name for each in fields(given) if getattr(given, each.name) != getattr(usual, each.name)]
+            if names and method != self.method:
+                what = " and ".join(f"{method}.{name}" for name in names)
+                values = [getattr(given, name) for name in names]
+                remedy = f"leave {method} out, or set method to {method}"
+                raise RequestError(f"method {self.method} does not read {what}", value=values, remedy=remedy)
 
     def _agree_rollout(self) -> None:
         if (self.method in ("grpo", "nft")) != (self.rollout is not None):

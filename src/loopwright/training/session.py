@@ -28,6 +28,7 @@ from . import export, networks, summary
 from .ahead import Ahead
 from .behaviour import Behaviour
 from .checkpoint import Checkpoints
+from .continuation import RUN
 from .engines import Engines
 from .feed import Prepared, prepare
 from .held_out import HeldOut
@@ -35,7 +36,7 @@ from .interrupt import asked
 from .live import Live
 from .methods import METHODS, Material, Policy
 from .methods.batch import Velocity
-from .plan import RUN, Plan, encoded, make
+from .plan import Plan, encoded, make
 from .previews import Previews
 from .rollout_feed import Epochs, RolloutFeed
 from .rollouts import Rollouts
@@ -98,18 +99,22 @@ class Session:
     def run(self) -> Outcome:
         """All of it."""
         plan, group = self.plan, self._group
-        if group.first:
-            with replacing(plan.output / RUN) as temporary:
-                temporary.write_text(text(plan.run), encoding="utf-8")
         prepared = self._encode()
         with opened_supply(plan, group, self._display.say) as supply, ExitStack() as ending:
             trainer = self._trainer(supply, ending)
             if trainer.resume(self._display.say):
                 self._display.say(f"continuing after step {trainer.step} of {trainer.steps}")
+            self._claim()
             finished = self._trained(trainer, prepared)
         if group.first:
             summary.write(plan)
         return Outcome(finished, trainer.step, self._leave(trainer) if finished else None)
+
+    def _claim(self) -> None:
+        """The folder is this run's, which nothing can refuse any more."""
+        if self._group.first:
+            with replacing(self.plan.output / RUN) as temporary:
+                temporary.write_text(text(self.plan.run), encoding="utf-8")
 
     def _encode(self) -> Prepared:
         """With encodings of their own, so that the encoders are gone from the device before training begins."""

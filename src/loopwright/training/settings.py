@@ -10,11 +10,12 @@ Errors name the setting by its path, such as optimiser.lr. Deliberately absent: 
 import difflib
 import types
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from ..errors import RequestError
+from ..errors import LoopwrightError, RequestError
 
 T = TypeVar("T")
 _KINDS: dict[object, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -34,6 +35,15 @@ def build(cls: type[T], values: object, path: str = "") -> T:
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise RequestError(f"{_join(path, name)} is missing", remedy="add it, or give it with --set")
     return cls(**{str(name): _value(hints[str(name)], value, _join(path, name)) for name, value in values.items()})
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Errors of a `with` block are this setting's, and say so."""
+    try:
+        yield
+    except LoopwrightError as error:
+        raise RequestError(f"{setting}: {error}") from error
 
 
 def plain(settings: object) -> Plain:

@@ -12,10 +12,12 @@ import torch
 
 from .. import rewards
 from ..distributed.group import Group
+from ..errors import RequestError
 from ..rewards import Composite
 from . import drawn
 from .feed import Batches, Feed
 from .plan import Plan, encoded
+from .run import Run
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,19 @@ class Supply:
     judges: Composite | None = None
 
 
+def _check_blank(run: Run, source: drawn.Source) -> None:
+    dropout = run.sft.caption_dropout
+    if run.method == "sft" and dropout and source.blank is None:
+        remedy = "set it to 0, or give the drawn source's blank the embeddings of the empty prompt"
+        raise RequestError("sft.caption_dropout has nothing to put in a caption's place", value=dropout, remedy=remedy)
+
+
 @contextmanager
 def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Supply]:
-    """The supply of a run whose encodings, if it has any, are made."""
+    """The supply of a run whose encodings, if it has any, are made.
+
+    Raises RequestError for a drawn source without the empty prompt where captions are to be dropped.
+    """
     run = plan.run
     if run.rollout is not None:
         with ExitStack() as stack:
@@ -43,6 +55,7 @@ def opened(plan: Plan, group: Group, say: Callable[[str], None]) -> Iterator[Sup
         return
     if run.drawn is not None:
         source = drawn.opened(run.drawn, group.device)
+        _check_blank(run, source)
         feed = drawn.DrawnFeed(source, group, run.rows, run.accumulate, run.seed, drawn.identity(run.drawn))
         yield Supply(feed, drawn.HeldOut(source), source.blank)
         return

@@ -10,8 +10,8 @@ Source: flow matching, Lipman et al. 2022 (arXiv 2210.02747); Wan2.2's experts b
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from .. import noise
 from .batch import Batch, Losses, Material, Moment
 
 OWN, PINNED = ("latent", "cond"), "first_frame"
+LOGIT = "logit_normal"
 BUCKETS = 10  # of the noise level, for the logs
 Drawn = tuple[int, bool, torch.Tensor]
 Draws = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -61,6 +62,17 @@ class Settings:
         ):
             if not fits:
                 raise RequestError(f"sft.{name} must be {what}", value=getattr(self, name))
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """Raise for a setting that the sampling does not read."""
+        usual = {each.name: each.default for each in fields(self)}
+        for name, reader in (("logit_mean", LOGIT), ("logit_std", LOGIT), ("mode_scale", "mode")):
+            if self.sampling != reader and (value := getattr(self, name)) != usual[name]:
+                remedy = f"leave it out, or set sft.sampling to {reader}"
+                raise RequestError(
+                    f"sft.{name} has no meaning under sampling {self.sampling}", value=value, remedy=remedy
+                )
 
 
 class Sft:
@@ -68,23 +80,10 @@ class Sft:
 
     def __init__(self, settings: Settings, material: Material) -> None:
         self._settings, self._material = settings, material
-        card = material.card
-        self._steps = whole(card.settings, "train_steps")
-        self._levels = noise.grid(self._steps, settings.shift)
-        self._edges = noise.shares(
-            settings.sampling,
-            self._steps,
-            mean=settings.logit_mean,
-            std=settings.logit_std,
-            scale=settings.mode_scale,
-        )
+        self._steps = whole(material.card.settings, "train_steps")
+        self._levels, self._edges, self._ranges = reached(material.card, material.roles, settings)
         self._placed: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._ranges = {role: span for role, span in ranges(card, self._levels).items() if role in material.roles}
         self._span = min(low for low, _ in self._ranges.values()), max(high for _, high in self._ranges.values())
-        for role, (low, high) in self._ranges.items():
-            if not self._edges[high] > self._edges[low]:
-                remedy = "choose another sft.shift or sft.sampling"
-                raise RequestError("no noise level is ever drawn for an expert", value=role, remedy=remedy)
 
     def losses(self, networks: Mapping[str, nn.Module], batch: Batch, moment: Moment) -> Losses:
         """Mean square errors of the velocity [B], and the same by the bucket of the noise level."""
@@ -149,8 +148,7 @@ class Sft:
     def _losses(self, network: nn.Module, batch: Batch, draws: Draws) -> Losses:
         x0, given, material = batch.tensors["latent"].float(), batch.tensors["cond"], self._material
         sigma, dropped, eps = draws
-        assert material.blank is not None, "who brings prompts brings the empty one"
-        text = torch.where(dropped[:, None, None], material.blank.to(given.dtype), given).to(material.compute)
+        text = self._captions(given, dropped).to(material.compute)
         s = sigma.view(-1, 1, 1, 1, 1)
         noisy, more = (1 - s) * x0 + s * eps, self._conditions(batch)
         v = material.velocity(network, noisy, sigma * self._steps, text, attention=material.attention, **more)
@@ -159,6 +157,13 @@ class Sft:
             error = error[:, :, 1:]
         rows = error.flatten(1).mean(1) * self._weights(sigma)
         return Losses(rows, buckets(rows.detach(), sigma), len(rows) * _tokens(network, x0))
+
+    def _captions(self, given: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+        blank = self._material.blank
+        if blank is None:
+            assert not self._settings.caption_dropout, "who drops captions brings the empty one"
+            return given
+        return torch.where(dropped[:, None, None], blank.to(given.dtype), given)
 
     def _conditions(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the forward takes of a first frame: latents in float32 and embeddings as computed with, as served."""
@@ -173,6 +178,26 @@ class Sft:
         if self._settings.min_snr is None:
             return torch.ones_like(sigma)
         return torch.minimum((1 - sigma).square(), self._settings.min_snr * sigma.square())
+
+
+def reached(
+    card: Card, roles: Sequence[str], settings: Settings
+) -> tuple[noise.Levels, noise.Levels, dict[str, tuple[int, int]]]:
+    """The levels of training, the edges of their shares, and which of them belong to each network that is trained.
+
+    Raises RequestError for a network for which none is ever drawn.
+    """
+    steps = whole(card.settings, "train_steps")
+    levels = noise.grid(steps, settings.shift)
+    edges = noise.shares(
+        settings.sampling, steps, mean=settings.logit_mean, std=settings.logit_std, scale=settings.mode_scale
+    )
+    found = {role: span for role, span in ranges(card, levels).items() if role in roles}
+    for role, (low, high) in found.items():
+        if not edges[high] > edges[low]:
+            remedy = "choose another sft.shift or sft.sampling"
+            raise RequestError("no noise level is ever drawn for an expert", value=role, remedy=remedy)
+    return levels, edges, found
 
 
 def ranges(card: Card, levels: noise.Levels) -> dict[str, tuple[int, int]]:
