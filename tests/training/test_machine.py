@@ -1,6 +1,7 @@
 """What a run needs of a machine is told before anything is loaded: devices, processes, who encodes where."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from loopwright.data.pool import Slot
 from loopwright.errors import BackendError, RequestError
 from loopwright.training import machine
 from loopwright.training.plan import encoded, make
+from loopwright.training.session import train
+from loopwright.training.sinks import table
 
 
 @pytest.fixture
@@ -73,6 +76,19 @@ def test_encoders_of_a_run_are_where_and_what_its_data_says(gpus, run_of, monkey
         encoded(replace(data, **changes), device)
     shared = Slot("cuda:1", pool.SHARE)
     assert given == [(Slot("cuda:1", 0.0), False), (shared, shared, True), (Slot("cuda:3", 1.0), False)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_encodings_several_processes_make_is_the_same(run_of, tmp_path, plotless):
+    losses = []
+    for workers, park in ((1, False), (2, True)):
+        data = {"cache": str(tmp_path / f"cold-{workers}"), "workers": workers, "park": park}
+        run = run_of(steps=2, data=data, output=str(tmp_path / f"out-{workers}"))
+        train(run)
+        rows = table(Path(run.output) / "metrics.csv")
+        assert rows[0]["cache_misses"] >= 11
+        losses.append([row["loss"] for row in rows])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from loopwright.training import session
 from loopwright.training.drawn import Drawn
 from loopwright.training.methods import Batch, Material, Moment
 from loopwright.training.methods.autoencoder import ROLE, Autoencoder, Settings
+from loopwright.training.plan import make
 from loopwright.training.run import Data, Evaluation, Lora, Optimiser, Run
 from loopwright.training.sinks import table
 
@@ -113,3 +114,9 @@ def test_a_run_lowers_the_error_and_its_model_generates(run):
 def test_what_the_method_does_not_take_is_refused(run, change):
     with pytest.raises(RequestError, match="autoencoder takes no"):
         replace(run, **change)
+
+
+def test_several_processes_hold_all_of_it_each_or_are_refused_before_they_start(run):
+    assert make(replace(run, parallel="replicate"), 2).roles == (ROLE,)
+    with pytest.raises(RequestError, match="an autoencoder is not sharded: '2 processes'; set parallel to replicate"):
+        make(run, 2)
