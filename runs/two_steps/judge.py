@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--judges", nargs="*", default=[], help="for instance tesseract")
     parser.add_argument("--draws", type=int, default=4, help="samples of a prompt")
     args = parser.parse_args()
+    if args.draws < 2:
+        parser.error(f"--draws {args.draws}: two samples of a prompt at least, to see how far they lie apart")
     run = read_run(args.run, args.set)
     if run.rollout is None or run.rollout.held_out is None:
         parser.error(f"{args.run} holds no prompts out: name a file by rollout.held_out")

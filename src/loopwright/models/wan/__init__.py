@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ...card import Card, Component
 from ...program import Loops
-from .card import KNOWN, PIPELINES, describe
+from .card import PIPELINES, describe
+from .published import KNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...card import Card, Claim, Component, Program, Recipe, Stage, Value, derive, experts, whole
+from ...card import Card, Claim, Component, Program, Recipe, Stage, Value, experts, whole
 from ...errors import CardError, WeightsError
 
 PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
@@ -29,7 +29,7 @@ _UNSUPPORTED = (
     "thresholding",
 )
 # What UniPC's table assumes of the rest of its configuration.
-_UNIPC = {
+UNIPC = {
     "prediction_type": "flow_prediction",
     "use_flow_sigmas": True,
     "predict_x0": True,
@@ -196,7 +196,7 @@ def _solver(name: str, scheduler: Config) -> str:
                 remedy="switch it off in scheduler_config.json",
             )
     if kind == "UniPCMultistepScheduler":
-        for option, wanted in _UNIPC.items():
+        for option, wanted in UNIPC.items():
             if scheduler.get(option, _UNIPC_DEFAULTS.get(option, wanted)) != wanted:
                 raise CardError(
                     f"{name}: scheduler option {option} is not supported",
@@ -319,83 +319,3 @@ def _claims(task: str, solver: str) -> tuple[Claim, ...]:
         Claim("trajectory", "diffusers", task, bound=3e-2, precision="bfloat16"),
         Claim("batch", "self", task, precision="bfloat16"),
     )
-
-
-def _published(
-    repo: str,
-    *,
-    transformer: Config,
-    parameters: Mapping[str, int],
-    index: Config | None = None,
-    vae: Config | None = None,
-    shift: float = 3.0,
-    defaults: Mapping[str, Value] | None = None,
-) -> Card:
-    """A checkpoint by its hub name, for listings; loading it reads its own configuration."""
-    parts: dict[str, object] = {
-        "tokenizer": ["transformers", "T5TokenizerFast"],
-        "text_encoder": ["transformers", "UMT5EncoderModel"],
-        "transformer": ["diffusers", "WanTransformer3DModel"],
-        "vae": ["diffusers", "AutoencoderKLWan"],
-        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-        **(index or {}),
-    }
-    scheduler = {"_class_name": "UniPCMultistepScheduler", "flow_shift": shift, **_UNIPC}
-    configs = {"transformer": transformer, "vae": vae or {}, "scheduler": scheduler, "text_encoder": {}}
-    configs |= {"transformer_2": transformer} if "transformer_2" in parts else {}
-    shared = {"text_encoder": 5_680_910_336, "vae": 126_892_531}
-    card = build(repo, parts, configs, source=repo, parameters={**shared, **parameters})
-    return derive(card, defaults={task: {**own, **(defaults or {})} for task, own in card.defaults.items()})
-
-
-_TWO = {"transformer_2": ["diffusers", "WanTransformer3DModel"]}
-_CLIP = {
-    "image_encoder": ["transformers", "CLIPVisionModel"],
-    "image_processor": ["transformers", "CLIPImageProcessor"],
-}
-_LARGE = {"height": 720, "width": 1280}
-_WAN22_VAE = {"z_dim": 48, "scale_factor_spatial": 16, "scale_factor_temporal": 4}
-
-KNOWN = (
-    _published(
-        "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", transformer={"in_channels": 16}, parameters={"transformer": 1_418_996_800}
-    ),
-    _published(
-        "Wan-AI/Wan2.1-T2V-14B-Diffusers", transformer={"in_channels": 16}, parameters={"transformer": 14_288_491_584}
-    ),
-    _published(
-        "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
-        transformer={"in_channels": 36, "image_dim": 1280},
-        index=_CLIP,
-        parameters={"transformer": 16_396_000_000, "image_encoder": 632_000_000},
-    ),
-    _published(
-        "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers",
-        transformer={"in_channels": 36, "image_dim": 1280},
-        index=_CLIP,
-        parameters={"transformer": 16_396_000_000, "image_encoder": 632_000_000},
-        shift=5.0,
-        defaults=_LARGE,
-    ),
-    _published(
-        "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
-        transformer={"in_channels": 48},
-        index={"expand_timesteps": True},
-        vae=_WAN22_VAE,
-        parameters={"transformer": 4_999_787_712, "vae": 704_000_000},
-        shift=5.0,
-        defaults={"height": 704, "width": 1280, "num_frames": 121, "fps": 24},
-    ),
-    _published(
-        "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        transformer={"in_channels": 16},
-        index={**_TWO, "boundary_ratio": 0.875},
-        parameters={"transformer": 14_288_491_584, "transformer_2": 14_288_491_584},
-    ),
-    _published(
-        "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
-        transformer={"in_channels": 36},
-        index={**_TWO, "boundary_ratio": 0.9},
-        parameters={"transformer": 14_288_901_184, "transformer_2": 14_288_901_184},
-    ),
-)
