@@ -1,5 +1,6 @@
-# All of tiny-wan's training, in four pieces of less than ten minutes: bash pieces.sh 1, then 2, 3 and 4. The autoencoder
-# takes two GPUs of one machine, the transformer one. What must outlive the machine goes to $OUT in files of less than 16 MB, everything else stays in state/.
+# All of tiny-wan's training, in four pieces of less than ten minutes: bash pieces.sh 1, then 2, 3 and 4. All takes one
+# GPU; with GPUS=2 the autoencoder's clips take two of one machine. What must outlive the machine goes to $OUT in files of
+# less than 16 MB, everything else stays in state/.
 set -euo pipefail
 cd "$(dirname "$0")"
 PIECE=$1 OUT=${OUT:-state/out} PYTHON=${PYTHON:-python3}
@@ -7,7 +8,7 @@ mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 HALF=${HALF:-535} # seconds after which the transformer's run is stopped, to be continued in the last piece
 SET=${SET:-} PROMPTS=${PROMPTS:-500} # settings for trying this on a small machine
-BOTH="--processes ${GPUS:-2}"
+BOTH="--processes ${GPUS:-1}"
 
 train() { $PYTHON -m loopwright train "$@" $SET; }
 # for at most so many seconds; 130 says that the run was stopped and can be continued

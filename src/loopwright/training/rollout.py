@@ -40,7 +40,8 @@ class Rollout:
         dtype: of encoders and autoencoder by their names on the card, as `load` takes it; else the card's.
         engines: so many sample instead of this process, each in one of its own, by Ray, on a GPU of its own behind this
             one's. Weights are sent to them, and samples are the same. 0: this process samples.
-        parameters: those of a request. Kernels and attention without a backward pass are for sampling alone.
+        parameters: those of a request; samples are made from words alone, so no image or video. Kernels and attention
+            without a backward pass are for sampling alone.
     """
 
     prompts: str
@@ -75,7 +76,7 @@ class Rollout:
             remedy = "leave rollout.compile out"
             raise RequestError("only what samples in turn with training is compiled", value=True, remedy=remedy)
         windowed = () if self.window is None else ("noise_start", "noise_steps")
-        for name in ("mode", "rows", "seed", "output", *windowed):
+        for name in ("mode", "rows", "seed", "output", "image", "video", *windowed):
             if name in self.parameters:
                 raise RequestError(f"rollout.parameters takes no {name}", value=self.parameters[name])
 

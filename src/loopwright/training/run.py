@@ -150,7 +150,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         _require("evaluation.every", self.every, self.every >= 1, "at least 1")
         _require("evaluation.draws", self.draws, self.draws >= 1, "at least 1")
-        for name in ("mode", "rows", "seed", "output", "prompt"):
+        for name in ("mode", "rows", "seed", "output", "prompt", "image", "video"):
             if name in self.parameters:
                 raise RequestError(f"evaluation.parameters takes no {name}", value=self.parameters[name])
 
