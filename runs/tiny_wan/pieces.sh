@@ -1,6 +1,5 @@
-# All of tiny-wan's training, in four pieces of less than ten minutes: bash pieces.sh 1, then 2, 3 and 4. All takes one
-# GPU; with GPUS=2 the autoencoder's clips take two of one machine. What must outlive the machine goes to $OUT in files of
-# less than 16 MB, everything else stays in state/.
+# All of tiny-wan's training on one GPU, in four pieces of less than ten minutes: bash pieces.sh 1, then 2, 3 and 4. What
+# must outlive the machine goes to $OUT in files of less than 16 MB, everything else stays in state/.
 set -euo pipefail
 cd "$(dirname "$0")"
 PIECE=$1 OUT=${OUT:-state/out} PYTHON=${PYTHON:-python3}
@@ -8,7 +7,6 @@ mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 HALF=${HALF:-535} # seconds after which the transformer's run is stopped, to be continued in the last piece
 SET=${SET:-} PROMPTS=${PROMPTS:-500} # settings for trying this on a small machine
-BOTH="--processes ${GPUS:-1}"
 
 train() { $PYTHON -m loopwright train "$@" $SET; }
 # for at most so many seconds; 130 says that the run was stopped and can be continued
@@ -19,15 +17,15 @@ told() { echo "t $SECONDS: $*"; }
 case $PIECE in
 1)
   $PYTHON start.py --output state/fresh
-  CUDA_VISIBLE_DEVICES=0 train autoencoder_frames.py
+  train autoencoder_frames.py
   told frames
   $PYTHON start.py --autoencoder state/frames/model-ema --still --output state/clips_start
-  train autoencoder.py $BOTH --set output=state/clips_1 --set steps=1500
+  train autoencoder.py --set output=state/clips_1 --set steps=1500
   pack state/clips_1/model-ema/vae vae
   ;;
 2)
   $PYTHON start.py --autoencoder state/clips_1/model-ema --keep --output state/clips_start
-  train autoencoder.py $BOTH
+  train autoencoder.py
   told clips
   $PYTHON start.py --autoencoder state/clips/model-ema --sprites sprites.npz ${CARRIED:+--transformer "$CARRIED"} --output state/start
   pack state/start/vae vae

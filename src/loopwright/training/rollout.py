@@ -15,6 +15,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import RequestError
+from .settings import refuse
+
+_WORDS = "leave it out: samples are made from words alone"
+_WINDOW = "leave it out, or rollout.window"
+SETTLED: dict[str, str] = {
+    "mode": "set rollout.mode",
+    "rows": "set rollout.rows",
+    "seed": "set seed, of the run",
+    "output": "leave it out: rewards see the clips, and training their latents",
+    "image": _WORDS,
+    "video": _WORDS,
+}
+_WINDOWED = {"noise_start": _WINDOW, "noise_steps": _WINDOW}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +88,9 @@ class Rollout:
         if self.compile and (self.staleness or self.engines):
             remedy = "leave rollout.compile out"
             raise RequestError("only what samples in turn with training is compiled", value=True, remedy=remedy)
-        windowed = () if self.window is None else ("noise_start", "noise_steps")
-        for name in ("mode", "rows", "seed", "output", "image", "video", *windowed):
-            if name in self.parameters:
-                raise RequestError(f"rollout.parameters takes no {name}", value=self.parameters[name])
+        refuse("rollout.parameters", self.parameters, SETTLED)
+        if self.window is not None:
+            refuse("rollout.parameters", self.parameters, _WINDOWED)
 
     @property
     def sharing(self) -> Mapping[str, str | int]:

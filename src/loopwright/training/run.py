@@ -27,8 +27,8 @@ from .methods.autoencoder import Settings as Autoencoder
 from .methods.grpo import Settings as Grpo
 from .methods.nft import Settings as Nft
 from .methods.sft import Settings as Sft
-from .rollout import Rollout
-from .settings import Plain, build, change, plain
+from .rollout import SETTLED, Rollout
+from .settings import Plain, build, change, plain, refuse
 
 Method = Literal["sft", "autoencoder", "grpo", "nft"]  # each has settings of that name
 
@@ -150,9 +150,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         _require("evaluation.every", self.every, self.every >= 1, "at least 1")
         _require("evaluation.draws", self.draws, self.draws >= 1, "at least 1")
-        for name in ("mode", "rows", "seed", "output", "prompt", "image", "video"):
-            if name in self.parameters:
-                raise RequestError(f"evaluation.parameters takes no {name}", value=self.parameters[name])
+        refuse("evaluation.parameters", self.parameters, {**SETTLED, "prompt": "set rollout.held_out"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,13 @@ def naming(setting: str) -> Iterator[None]:
         raise RequestError(f"{setting}: {error}") from error
 
 
+def refuse(setting: str, given: Mapping[str, object], remedies: Mapping[str, str]) -> None:
+    """Raise RequestError for the first of these names that is given, with what to do instead."""
+    for name, remedy in remedies.items():
+        if name in given:
+            raise RequestError(f"{setting} takes no {name}", value=given[name], remedy=remedy)
+
+
 def plain(settings: object) -> Plain:
     """The settings as values that YAML and JSON have."""
     return cast(Plain, _listed(asdict(settings)))  # type: ignore[call-overload]
