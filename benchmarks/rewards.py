@@ -24,11 +24,19 @@ from loopwright.rewards import Sample
 from loopwright.rewards.jpeg import JPEG
 from loopwright.rewards.ocr import OCR
 from loopwright.rewards.pool import Pool
+from loopwright.rewards.recogniser import PRECISIONS
 from loopwright.rewards.tracking import Colour, Motion
 
 WORDS = ("lamp", "sun", "apple", "zero", "book", "cat", "ocean", "wolf")
 Rate = dict[str, float]
 BATCH, MOTIONS = 64, ("left", "growing", "spinning", "still")
+
+
+def processor() -> str:
+    """As Linux names it."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def word(said: str, width: int, height: int, size: int) -> np.ndarray:
@@ -84,6 +92,7 @@ def here(seconds: float) -> dict[str, Rate]:
     line, short, moving = words(64, 64, 18), words(64, 64, 18, length=3), clips()
     return {
         "ocr, words of 3 to 5 letters in 64x64": rate(OCR(), line, seconds),
+        "ocr in bfloat16, words of 3 to 5 letters in 64x64": rate(OCR(precision="bfloat16"), line, seconds),
         "ocr, words of 3 letters in 64x64": rate(OCR(), short, seconds),
         "ocr, whole pictures of 48x64": rate(OCR(), whole(), seconds),
         "ocr edit, words of 3 to 5 letters in 64x64": rate(OCR("edit"), line, seconds),
@@ -93,11 +102,11 @@ def here(seconds: float) -> dict[str, Rate]:
     }
 
 
-def pooled(workers: int, seconds: float) -> dict[str, float]:
-    """OCR in so many processes."""
-    pool = Pool("ocr", {}, workers=workers)
+def pooled(workers: int, seconds: float, precision: str) -> dict[str, float]:
+    """OCR in so many processes, of as many pictures as would keep each busy by itself."""
+    pool = Pool("ocr", {"precision": precision}, workers=workers)
     try:
-        found = rate(pool, words(64, 64, 18), seconds)["a second"]
+        found = rate(pool, workers * words(64, 64, 18), seconds)["a second"]
     finally:
         pool.close()
     return {"a second": found, "a worker": round(found / workers, 1)}
@@ -112,10 +121,14 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {
         "cores": os.cpu_count(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "load": round(os.getloadavg()[0], 1),
         "scores in one process": here(args.seconds),
-        "ocr in a pool": {str(count): pooled(count, args.seconds) for count in args.workers},
+        "ocr in a pool": {
+            f"{count}, {precision}": pooled(count, args.seconds, precision)
+            for count in args.workers
+            for precision in PRECISIONS
+        },
     }
     print(json.dumps(results, indent=2))
     if args.output:

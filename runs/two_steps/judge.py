@@ -4,8 +4,9 @@
 
 Samples are the same in every way but the adapter: seeds, steps, guidance. Told are the means of the run's own rewards,
 of judges that it never trained on, and how far samples of one prompt lie apart; all of it also for the model as it is
-meant to be used, in the card's number of steps. The run's output gets `judged.json` and `judged.png`: a row a prompt,
-before and after beside each other.
+meant to be used, in the card's number of steps. With --adapters those of earlier epochs are judged instead of the run's
+last (adapters.py writes them). The run's output gets `judged.json` and `judged.png`: a row a prompt, before and after
+(the last of them) beside each other.
 """
 
 import argparse
@@ -60,22 +61,20 @@ def adapter_of(run: Run) -> Path:
     return found
 
 
-def compare(run: Run, scorers: Sequence[Composite], draws: int) -> None:
+def compare(run: Run, scorers: Sequence[Composite], draws: int, adapters: Sequence[Path]) -> None:
     """Print and write what all scorers say."""
     assert run.rollout is not None and run.rollout.held_out is not None
     prompts, given = read(run.rollout.held_out), dict(run.rollout.parameters)
     usual = {name: value for name, value in given.items() if name not in USUAL}
     found, shown = {}, {}
-    for who, adapters, parameters in (
-        ("before", [], given),
-        ("after", [adapter_of(run)], given),
-        ("in the usual steps", [], usual),
-    ):
-        samples = made(loopwright.load(run.model, lora=adapters), prompts, draws, parameters)
+    after = [path.stem for path in adapters] or ["after"]
+    learnt = [(name, [path], given) for name, path in zip(after, adapters or [adapter_of(run)], strict=True)]
+    for who, lora, parameters in (("before", [], given), *learnt, ("in the usual steps", [], usual)):
+        samples = made(loopwright.load(run.model, lora=lora), prompts, draws, parameters)
         found[who], shown[who] = measured(samples, scorers, draws), list(chunks(samples, draws))
         print(who, json.dumps(found[who]), flush=True)
-    pairs = zip(shown["before"], shown["after"], strict=True)
-    rows = [[*before[:COLUMNS], *after[:COLUMNS]] for before, after in pairs][:ROWS]
+    pairs = zip(shown["before"], shown[after[-1]], strict=True)
+    rows = [[*first[:COLUMNS], *last[:COLUMNS]] for first, last in pairs][:ROWS]
     output = Path(run.output)
     (output / "judged.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     media.write(output / "judged.png", sheet(rows, draws)[None], fps=1, metadata={"prompts": len(prompts)})
@@ -86,6 +85,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--set", action="append", default=[], help="as of loopwright train")
     parser.add_argument("--judges", nargs="*", default=[], help="for instance tesseract")
+    parser.add_argument("--adapters", nargs="*", type=Path, default=[], help="instead of the run's own")
     parser.add_argument("--draws", type=int, default=4, help="samples of a prompt")
     args = parser.parse_args()
     if args.draws < 2:
@@ -97,7 +97,7 @@ def main() -> None:
     if args.judges:
         scorers.append(judges(dict.fromkeys(args.judges, 1.0), trained=run.rewards))
     try:
-        compare(run, scorers, args.draws)
+        compare(run, scorers, args.draws, args.adapters)
     finally:
         for scorer in scorers:
             scorer.close()

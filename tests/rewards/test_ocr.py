@@ -1,11 +1,13 @@
 """The OCR reward is the CTC likelihood of the wanted text: smooth where exact matches jump, the same in any batch."""
 
+import importlib.util
 import itertools
 import math
 import os
 import shutil
 
 import numpy as np
+import openvino
 import pytest
 
 from lettered import sample, word
@@ -99,6 +101,46 @@ def test_edit_is_the_share_of_letters_that_are_right():
 def test_pictures_are_read_in_their_order():
     pictures = [word(each, size=size) for size, each in zip((12, 20, 14, 18, 16), WORDS, strict=True)]
     assert [said.lower() for said in Recogniser().read([*pictures, np.zeros((9, 9, 3), np.uint8)])] == [*WORDS, ""]
+
+
+def noisy(said: str, deviation: float) -> np.ndarray:
+    noise = np.random.default_rng(int(deviation)).normal(0, deviation, (64, 64, 3))
+    return (word(said) + noise).clip(0, 255).astype(np.uint8)
+
+
+def in_bfloat16() -> bool:
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@pytest.mark.skipif(not in_bfloat16(), reason="this processor has no bfloat16")
+def test_bfloat16_reads_as_float32_does():
+    pictures = [noisy(each, deviation) for each in WORDS for deviation in (0.0, 40.0, 90.0)]
+    samples = [sample("", picture, text=WORDS[place // 3]) for place, picture in enumerate(pictures)]
+    exact, rounded = (np.array(OCR(frames=1, precision=each)(samples)) for each in ("float32", "bfloat16"))
+    assert exact.min() < 0.9 < exact.max()
+    assert 0 < abs(rounded - exact).max() < 0.15 and abs(rounded - exact).mean() < 0.02
+    clear = list(range(0, len(pictures), 3))
+    assert abs(rounded[clear] - exact[clear]).max() < 0.01
+    read = Recogniser(precision="bfloat16").read([pictures[place] for place in clear])
+    assert [said.lower() for said in read] == list(WORDS)
+
+
+@pytest.mark.skipif(in_bfloat16(), reason="this processor has bfloat16")
+def test_a_processor_without_bfloat16_is_told_so():
+    with pytest.raises(BackendError, match="does not compute in bfloat16"):
+        OCR(precision="bfloat16")
+
+
+def test_what_bfloat16_needs_is_named(monkeypatch):
+    monkeypatch.setattr(
+        "loopwright.rewards.recogniser.find_spec",
+        lambda name: None if name == "openvino" else importlib.util.find_spec(name),
+    )
+    with pytest.raises(BackendError, match=r"openvino"):
+        OCR(precision="bfloat16")
+    assert OCR()([asked("lamp", "lamp")])[0] > 0.9
+    with pytest.raises(RequestError, match="float32, bfloat16"):
+        OCR(precision="float16")
 
 
 @pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract is not installed")

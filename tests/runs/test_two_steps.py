@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from loopwright import rewards
 from loopwright.rewards import Sample
@@ -24,7 +25,7 @@ WORDS = RUNS / "two_steps" / "words.yaml"
 @pytest.fixture
 def parts(monkeypatch):
     """The folder's modules, and those of tiny_wan that they use."""
-    names = ("clips", "lettering", "prompts", "controls", "judge")
+    names = ("clips", "lettering", "prompts", "controls", "judge", "adapters")
     for folder in ("tiny_wan", "two_steps"):
         monkeypatch.syspath_prepend(str(RUNS / folder))
     for name in names:
@@ -100,3 +101,13 @@ def test_a_run_is_judged_before_and_after_on_what_it_holds_out(parts, tmp_path, 
     assert all(set(found) == {"ocr", "diversity"} for found in judged.values())
     assert judged["before"] != judged["after"] and judged["in the usual steps"]["ocr"] > judged["before"]["ocr"]
     assert (tmp_path / "out" / "judged.png").stat().st_size > 1000
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(sys, "argv", ["adapters.py", str(tmp_path / "out"), "--output", str(kept)])
+    parts["adapters"].main()
+    (last, *_), own = sorted(kept.glob("*"), reverse=True), next((tmp_path / "out" / "lora").glob("*.safetensors"))
+    assert {n: t.tolist() for n, t in load_file(last).items()} == {n: t.tolist() for n, t in load_file(own).items()}
+    monkeypatch.setattr(sys, "argv", ["judge.py", str(WORDS), *given, "--draws", "2", "--adapters", str(last)])
+    parts["judge"].main()
+    again = json.loads((tmp_path / "out" / "judged.json").read_text())
+    assert list(again) == ["before", last.stem, "in the usual steps"]
+    assert again[last.stem] == pytest.approx(judged["after"], abs=1e-3), "but for the rounding of shared calls"

@@ -232,6 +232,7 @@ def test_a_run_is_not_continued_within_an_epoch(rollout_of, monkeypatch):
         ({"rollout": {"staleness": 1, "graphs": "always"}}, "not captured: 'always'"),
         ({"rollout": {"group_size": 1}}, "rollout.group_size must be at least 2"),
         ({"rollout": {"parameters": {"seed": 1}}}, "rollout.parameters takes no seed"),
+        ({"rollout": {"parameters": {"prompt": "a cat"}}}, "rollout.parameters takes no prompt"),
         ({"rollout": {"parameters": {"image": "first.png"}}}, "rollout.parameters takes no image"),
         ({"evaluation": {"parameters": {"output": "latents"}}}, "evaluation.parameters takes no output"),
         ({"evaluation": {"parameters": {"video": "clip.mp4"}}}, "evaluation.parameters takes no video"),

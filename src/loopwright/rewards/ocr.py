@@ -31,15 +31,17 @@ _LEAST = 1e-30  # a probability that is none, to float32
 class OCR:
     """A reward: `frames` of each sample are read, evenly spaced, and the best of them counts.
 
+    In bfloat16 likelihoods differ by thousandths, those of hardly legible texts by hundredths.
+
     Raises RequestError for a prompt without a text, or with a sign that the recogniser does not know.
     """
 
-    def __init__(self, measure: str = "ctc", frames: int = 3, threads: int = 1) -> None:
+    def __init__(self, measure: str = "ctc", frames: int = 3, threads: int = 1, precision: str = "float32") -> None:
         if measure not in MEASURES:
             raise RequestError("unknown measure of text", value=measure, choices=MEASURES)
         if frames < 1:
             raise RequestError("at least one frame must be read", value=frames, remedy="give 1 or more")
-        self._measure, self._frames, self._recogniser = measure, frames, Recogniser(threads)
+        self._measure, self._frames, self._recogniser = measure, frames, Recogniser(threads, precision)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """A score a sample; 0 where nothing stands out."""

@@ -20,6 +20,7 @@ from .settings import refuse
 _WORDS = "leave it out: samples are made from words alone"
 _WINDOW = "leave it out, or rollout.window"
 SETTLED: dict[str, str] = {
+    "prompt": "set rollout.prompts",
     "mode": "set rollout.mode",
     "rows": "set rollout.rows",
     "seed": "set seed, of the run",
