@@ -4,7 +4,8 @@
 
 The carry (what diffusers keeps on the module) is in the state, so decodes of many requests interleave frame by frame.
 Steps: one `opening` on the whole input, one `chunk` for the first frame, one for each `length` frames after it, and,
-if there is one, a `closing` on all outputs. Without a closing the outputs are emitted as they come.
+if there is one, a `closing` on all outputs. Without a closing the outputs are emitted as they come. In throughput mode,
+where rounding is free, a first frame that nothing follows may have an op of its own, `alone`, which needs no memory.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,7 +21,10 @@ Opening = tuple[dict[str, torch.Tensor], dict[str, Hashable]]
 
 @dataclass(frozen=True, slots=True)
 class ChunkedState:
-    """`opened` [B, C, T, H, W] is None until the opening ran; `carry` is the causal layers' memory."""
+    """`opened` [B, C, T, H, W] is None until the opening ran; `carry` is the causal layers' memory.
+
+    `single` says that `alone` computes the only chunk.
+    """
 
     binding: Binding
     start: dict[str, torch.Tensor]
@@ -30,6 +34,7 @@ class ChunkedState:
     outputs: dict[str, torch.Tensor]
     closed: torch.Tensor | None
     frames: int
+    single: bool
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,14 @@ class Chunked:
     slot: str
     unit: Unit
     closing: Op | None = None
+    alone: Op | None = None
     state_type = ChunkedState
 
     def init(self, request: Request, inputs: Tensors, env: Env) -> ChunkedState:
         start, static = self.prepare(request, inputs, env)
-        return ChunkedState(env.binding, start, static, None, {}, {}, None, self.frames(start, static))
+        frames = self.frames(start, static)
+        single = self.alone is not None and frames == 1 and request.mode == "throughput"
+        return ChunkedState(env.binding, start, static, None, {}, {}, None, frames, single)
 
     def next(self, state: ChunkedState) -> Step | None:
         if state.opened is None:
@@ -60,7 +68,8 @@ class Chunked:
             told = f"{self.slot}, step {done + 1} of {chunks}"
             first = max(0, 1 + (done - 1) * self.length)
             last = 1 + done * self.length
-            return self._step(self.chunk, state, {"x": state.opened[:, :, first:last], **state.carry}, {}, told)
+            op = self.alone if self.alone is not None and state.single else self.chunk
+            return self._step(op, state, {"x": state.opened[:, :, first:last], **state.carry}, {}, told)
         if self.closing is not None and state.closed is None:
             return self._step(self.closing, state, state.outputs, {}, self.slot)
         return None
@@ -100,6 +109,7 @@ class Chunked:
             state.outputs if outputs is None else outputs,
             state.closed if closed is None else closed,
             state.frames,
+            state.single,
         )
 
     def feed(self, state: ChunkedState, port: str, item: Tensors | None) -> ChunkedState:

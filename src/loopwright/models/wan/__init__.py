@@ -52,7 +52,7 @@ def bound(part: object, attention: str, kernels: str) -> AbstractContextManager[
 
 
 def passes(autoencoder: "nn.Module", *, compile: bool = False) -> "WholeClip":
-    """Passes of the autoencoder over whole clips. Imports torch; raises CardError for Wan2.1's layout."""
+    """Passes of the autoencoder over whole clips. Imports torch."""
     from .whole_clip import WholeClip
 
     return WholeClip(autoencoder, compile=compile)

@@ -17,6 +17,7 @@ from ...backends.precision import torch_dtype
 from ...loops.common import finite
 from ...request import ATTENTION, KERNELS
 from .install import bound
+from .whole_clip import WholeClip
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan, WanTransformer3DModel
@@ -162,9 +163,19 @@ def decode_chunk(parts: Parts, *, x: torch.Tensor, **carry: torch.Tensor) -> Out
     flags = finite(out)
     if vae.config.patch_size is not None:
         out = unpatchify(out, patch_size=vae.config.patch_size)
-    out = (out.clamp(-1.0, 1.0) * 0.5 + 0.5).clamp(0, 1).float()
-    frames = (out * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
-    return {"out": frames, "finite": flags, **kept}
+    return {"out": _pixels(out), "finite": flags, **kept}
+
+
+def decode_picture(parts: Parts, *, x: torch.Tensor) -> Out:
+    """As `decode_chunk` of a first frame that nothing follows: its past is zeros, so nothing is computed over time."""
+    out = WholeClip(parts["vae"]).decoded(x)
+    return {"out": _pixels(out), "finite": finite(out)}
+
+
+def _pixels(video: torch.Tensor) -> torch.Tensor:
+    """[B, 3, T, H, W] around -1..1 -> uint8 [B, T, H, W, 3]."""
+    video = (video.clamp(-1.0, 1.0) * 0.5 + 0.5).clamp(0, 1).float()
+    return (video * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
 
 
 def _posterior(parts: Parts, chunks: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -65,6 +65,7 @@ def loops(card: Card) -> Loops:
             1,
             "frames",
             Unit.DECODE,
+            alone=forward.decode_picture,
         ),
         *(Denoise(solver, forward_of, card.settings) for solver in SOLVERS),
     ]

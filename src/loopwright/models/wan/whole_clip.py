@@ -10,7 +10,7 @@ every convolution is one of two dimensions: a causal 3x3x3 kernel sees its frame
 channels, and a single frame, whose past is zeros, needs the kernel's last slice alone.
 
 The module's parameters are used where they are and its own forward is never called, so it cannot be sharded.
-Deliberately absent: Wan2.1's layout without residual blocks, tiles, and normalisation of the latents.
+Deliberately absent: tiles, and normalisation of the latents.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,15 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
     WanMidBlock,
     WanResample,
     WanResidualBlock,
+    WanResidualDownBlock,
+    WanResidualUpBlock,
+    WanUpBlock,
     patchify,
     unpatchify,
 )
 from torch import nn
 
 from ...backends.compile import raise_limit
-from ...errors import CardError
 
 _LIMIT = (-30.0, 20.0)  # of log-variances, as diffusers has it
 
@@ -56,17 +58,9 @@ def _normed_with_past(x: torch.Tensor, gamma: torch.Tensor, frames: int) -> torc
 
 
 class WholeClip:
-    """Both passes of an autoencoder. `compile` fuses the norms by torch.compile, for the shapes that come.
-
-    Raises CardError for an autoencoder of another layout.
-    """
+    """Both passes of an autoencoder. `compile` fuses the norms by torch.compile, for the shapes that come."""
 
     def __init__(self, vae: AutoencoderKLWan, *, compile: bool = False) -> None:
-        if not vae.config.is_residual:
-            remedy = "take one of Wan2.2's layout (is_residual)"
-            raise CardError(
-                "whole clips pass through residual autoencoders alone", value="is_residual false", remedy=remedy
-            )
         self.vae = vae
         self._norm: Callable[..., torch.Tensor] = _normed
         self._norm_with_past: Callable[..., torch.Tensor] = _normed_with_past
@@ -81,12 +75,7 @@ class WholeClip:
         x = _fold(video if patch is None else patchify(video, patch_size=patch))
         x = self._conv(encoder.conv_in, x, frames)
         for block in encoder.down_blocks:
-            shortcut = block.avg_shortcut(_unfold(x, frames))
-            for resnet in block.resnets:
-                x = self._resnet(resnet, x, frames)
-            if block.downsampler is not None:
-                x, frames = self._down(block.downsampler, x, frames)
-            x = x + _fold(shortcut)
+            x, frames = self._shrunk(block, x, frames)
         x = self._middle(encoder.mid_block, x, frames)
         x = self._normed_conv(encoder.norm_out.gamma, encoder.conv_out, x, frames)
         x = self._conv(self.vae.quant_conv, x, frames)
@@ -95,21 +84,46 @@ class WholeClip:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """The video of latents that are not normalised."""
-        frames, patch, decoder = latents.shape[2], self.vae.config.patch_size, self.vae.decoder
-        x = self._conv(self.vae.post_quant_conv, _fold(latents), frames)
-        x = self._conv(decoder.conv_in, x, frames)
+        frames = latents.shape[2]
+        return self.decoded(_unfold(self._conv(self.vae.post_quant_conv, _fold(latents), frames), frames))
+
+    def decoded(self, x: torch.Tensor) -> torch.Tensor:
+        """The video of what `post_quant_conv` makes of latents."""
+        frames, patch, decoder = x.shape[2], self.vae.config.patch_size, self.vae.decoder
+        x = self._conv(decoder.conv_in, _fold(x), frames)
         x = self._middle(decoder.mid_block, x, frames)
         for block in decoder.up_blocks:
-            before, before_frames = x, frames
-            for resnet in block.resnets:
-                x = self._resnet(resnet, x, frames)
-            if block.upsampler is not None:
-                x, frames = self._up(block.upsampler, x, frames)
-            if block.avg_shortcut is not None:
-                x = x + _fold(block.avg_shortcut(_unfold(before, before_frames), first_chunk=True))
+            x, frames = self._grown(block, x, frames)
         x = self._normed_conv(decoder.norm_out.gamma, decoder.conv_out, x, frames)
         video = _unfold(x, frames).contiguous()
         return video if patch is None else unpatchify(video, patch_size=patch)
+
+    def _shrunk(self, block: nn.Module, x: torch.Tensor, frames: int) -> tuple[torch.Tensor, int]:
+        """By one of the encoder's blocks: residual ones are of several layers, else each layer is a block."""
+        if isinstance(block, WanResidualBlock):
+            return self._resnet(block, x, frames), frames
+        if isinstance(block, WanResample):
+            return self._down(block, x, frames)
+        assert isinstance(block, WanResidualDownBlock)
+        shortcut = block.avg_shortcut(_unfold(x, frames))
+        for resnet in block.resnets:
+            x = self._resnet(resnet, x, frames)
+        if block.downsampler is not None:
+            x, frames = self._down(block.downsampler, x, frames)
+        return x + _fold(shortcut), frames
+
+    def _grown(self, block: WanUpBlock | WanResidualUpBlock, x: torch.Tensor, frames: int) -> tuple[torch.Tensor, int]:
+        """By one of the decoder's blocks, residual or not."""
+        before, before_frames = x, frames
+        for resnet in block.resnets:
+            x = self._resnet(resnet, x, frames)
+        if isinstance(block, WanUpBlock):
+            return self._up(block.upsamplers[0], x, frames) if block.upsamplers else (x, frames)
+        if block.upsampler is not None:
+            x, frames = self._up(block.upsampler, x, frames)
+        if block.avg_shortcut is not None:
+            x = x + _fold(block.avg_shortcut(_unfold(before, before_frames), first_chunk=True))
+        return x, frames
 
     def _conv(self, conv: WanCausalConv3d, x: torch.Tensor, frames: int) -> torch.Tensor:
         stacked = conv.kernel_size[0] == 3 and frames > 1
