@@ -51,6 +51,21 @@ def test_the_judge_sees_the_very_samples_that_the_reward_sees_also_of_a_run_that
     assert Image.open(Path(run.output) / "plots/reward-and-judge.png").width > 400
 
 
+@pytest.mark.parametrize(("decay", "follows"), [(1e-9, True), (1 - 1e-9, False)])
+def test_averaged_weights_are_judged_too(judged, decay, follows):
+    """Averages that forget at once are the weights in training, and those that never do what training began with."""
+    run = judged("dim", epochs=3, optimiser={"lr": 3e-2}, grpo={"clip": 0.1}, ema=decay)
+    train(run)
+    first, *_, last = rows_of(run)
+    assert first["held_out/ema_reward"] == first["held_out/reward"] != last["held_out/reward"]
+    same = last if follows else first
+    assert last["held_out/ema_reward"] == pytest.approx(same["held_out/reward"], abs=1e-4)
+    assert last["held_out/ema_judge"] == pytest.approx(same["held_out/judge"], abs=1e-4)
+    assert abs(last["held_out/reward"] - first["held_out/reward"]) > 1e-3
+    assert (Path(run.output) / "previews" / "held-out-ema-00000006.png").exists()
+    assert "held_out/ema_reward" in (Path(run.output) / "summary.md").read_text()
+
+
 def test_each_evaluation_leaves_a_sheet_and_what_a_judge_could_not_say_is_left_out_and_counted(judged):
     run, said = judged("mute"), []
     train(run, SimpleNamespace(say=said.append, step=lambda *given: None, encoding=lambda *given: None))

@@ -46,20 +46,23 @@ class HeldOut:
             for draw in range(self._draws)
         ]
 
-    def measure(self, step: int) -> Metrics:
-        """Means over all samples, in the first process; of what could not be scored, nothing. A collective."""
+    def measure(self, step: int, which: str = "") -> Metrics:
+        """Means over all samples, in the first process; of what could not be scored, nothing. A collective.
+
+        `which` says in metrics and of the sheet which weights the networks have, if not those in training.
+        """
         before = {kind: score.failures for kind, score in self._scores.items()}
-        with self._live.serving(f"judged after step {step}", sampler=self._sampler) as model:
+        with self._live.serving(f"{which}judged after step {step}", sampler=self._sampler) as model:
             samples, parts = self._made(model)
         if not self._group.first:
             return {}
-        self._write(step, samples)
+        self._write(step, samples, which)
         measured = self._means(parts) | self._apart(samples)
         for kind, score in self._scores.items():
             if missing := int(measured[f"held_out/not_scored/{kind}"]):
                 why = told(score.failures - before[kind])
                 self._say(f"after step {step}: {missing} held-out samples have no {kind}{why}")
-        return measured
+        return {name.replace("/", f"/{which}", 1): value for name, value in measured.items()}
 
     def _made(self, model: Model) -> tuple[list[Sample], dict[str, Parts]]:
         """The samples, and what rewards and judges say of each."""
@@ -92,13 +95,14 @@ class HeldOut:
         first = before[0] if before else now
         return {DIVERSITY: now} | ({f"{DIVERSITY}_ratio": now / first} if first else {})
 
-    def _write(self, step: int, samples: Sequence[Sample]) -> None:
+    def _write(self, step: int, samples: Sequence[Sample], which: str) -> None:
         """A sheet: a row a prompt, of each sample the frame in the middle."""
         groups = [group[:COLUMNS] for group in chunks(samples, self._draws)][:ROWS]
         frames = [sample.frames[len(sample.frames) // 2].numpy() for group in groups for sample in group]
         sheet = media.contact_sheet(np.stack(frames), columns=len(groups[0]))
         about = {"step": step, "prompts": [group[0].prompt for group in groups]}
-        media.write(self._plan.output / FOLDER / f"held-out-{step:08}.png", sheet[None], fps=1, metadata=about)
+        name = f"held-out-{which.replace('_', '-')}{step:08}.png"
+        media.write(self._plan.output / FOLDER / name, sheet[None], fps=1, metadata=about)
 
 
 def diversity(samples: Sequence[Sample]) -> float:

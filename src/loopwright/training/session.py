@@ -238,8 +238,14 @@ class Session:
         return {}
 
     def _evaluated(self, trainer: Trainer) -> dict[str, float]:
-        """By rewards where there are rollouts, else by the loss."""
-        return trainer.evaluate() if self._held is None else self._held.measure(trainer.step)
+        """By rewards where there are rollouts, else by the loss; averaged weights, too, where there are any."""
+        if self._held is None:
+            return trainer.evaluate()
+        measured = self._held.measure(trainer.step)
+        if trainer.average is None:
+            return measured
+        with trainer.averaged():
+            return measured | self._held.measure(trainer.step, which="ema_")
 
     def _leave(self, trainer: Trainer) -> Path:
         """The trained weights, and the averaged ones beside them."""

@@ -15,7 +15,9 @@ from .sinks import METRICS, table
 SUMMARY, PLOTS = "summary.md", "plots"
 Rows = Sequence[Mapping[str, float]]
 _SHOWN: Mapping[str, Callable[[str], bool]] = {
-    "reward": lambda name: name in ("reward_mean", "reward_std", "held_out/reward", "zero_std_ratio"),
+    "reward": lambda name: (
+        name in ("reward_mean", "reward_std", "held_out/reward", "held_out/ema_reward", "zero_std_ratio")
+    ),
     "reward-and-judge": lambda name: name in ("reward_mean", "held_out/reward", "held_out/judge"),
     "diversity": lambda name: name == "held_out/diversity_ratio",
     "trust-region": lambda name: name in ("clip_high", "clip_low", "approx_kl", "kl"),
@@ -57,7 +59,8 @@ def _figures(plan: Plan, rows: Rows) -> dict[str, str]:
     }
     # a policy's loss is a slope and no measure of anything
     losses = ("loss", "held_out/loss", "held_out/ema_loss") if plan.run.rollout is None else ()
-    for name in (*losses, "reward_mean", "held_out/reward", "held_out/judge", "held_out/diversity_ratio"):
+    rewards = ("reward_mean", "held_out/reward", "held_out/ema_reward", "held_out/judge", "held_out/diversity_ratio")
+    for name in (*losses, *rewards):
         if values := [row[name] for row in rows if name in row]:
             found[name] = _course(values)
     for name in ("samples_per_second", "tokens_per_second"):
