@@ -64,6 +64,9 @@ def _begin(index: int, processes: int, port: int, work: Work, arguments: tuple[o
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the parent's, so no port is taken twice
     }
     try:
-        sys.exit(work(*arguments))
+        status = work(*arguments)
     except KeyboardInterrupt:  # torch would take this for a good end
-        sys.exit(INTERRUPTED)
+        status = INTERRUPTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # done is done: threads that torch leaves now and then abort an interpreter that tears itself down
