@@ -87,12 +87,14 @@ def rate(
     return {"a second": round(statistics.median(clock), 1), "a second of a core": round(max(core), 1)}
 
 
-def here(seconds: float) -> dict[str, Rate]:
+def here(seconds: float, precisions: Sequence[str]) -> dict[str, Rate]:
     """Each reward in this process, on one core."""
     line, short, moving = words(64, 64, 18), words(64, 64, 18, length=3), clips()
     return {
-        "ocr, words of 3 to 5 letters in 64x64": rate(OCR(), line, seconds),
-        "ocr in bfloat16, words of 3 to 5 letters in 64x64": rate(OCR(precision="bfloat16"), line, seconds),
+        **{
+            f"ocr in {each}, words of 3 to 5 letters in 64x64": rate(OCR(precision=each), line, seconds)
+            for each in precisions
+        },
         "ocr, words of 3 letters in 64x64": rate(OCR(), short, seconds),
         "ocr, whole pictures of 48x64": rate(OCR(), whole(), seconds),
         "ocr edit, words of 3 to 5 letters in 64x64": rate(OCR("edit"), line, seconds),
@@ -115,6 +117,7 @@ def pooled(workers: int, seconds: float, precision: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="*", default=[1, os.cpu_count() or 1])
+    parser.add_argument("--precisions", nargs="*", choices=PRECISIONS, default=PRECISIONS, help="of ocr")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -123,11 +126,11 @@ def main() -> None:
         "cores": os.cpu_count(),
         "machine": processor(),
         "load": round(os.getloadavg()[0], 1),
-        "scores in one process": here(args.seconds),
+        "scores in one process": here(args.seconds, args.precisions),
         "ocr in a pool": {
             f"{count}, {precision}": pooled(count, args.seconds, precision)
             for count in args.workers
-            for precision in PRECISIONS
+            for precision in args.precisions
         },
     }
     print(json.dumps(results, indent=2))

@@ -11,21 +11,25 @@ KLS=${KLS:-0.3 1 3} KL=${KL:-1} WORKERS=${WORKERS:-3} SET=${SET:-} # SET: for tr
 train() { $PYTHON -m loopwright train "$@" --set checkpoints.every=40 --set checkpoints.keep=9 --set evaluation.every=40 $SET; }
 run() { # its name, its file, settings
   local name=$1 file=$2; shift 2
-  train "runs/two_steps/$file" --set "output=out/two_steps/$name" "$@" > "out/two_steps/$name.log" 2>&1 || tail -n 12 "out/two_steps/$name.log"
+  # one that fails is told, and keeps no other's results from being kept
+  train "runs/two_steps/$file" --set "output=out/two_steps/$name" "$@" > "out/two_steps/$name.log" 2>&1 ||
+    { echo "FAILED: $name"; tail -n 12 "out/two_steps/$name.log"; touch "out/two_steps/$name.failed"; }
 }
-control() { # which one
+control() { # which one, epochs
   run "$1" words.yaml --set "nft.kl=$KL" --set "epochs=$2" \
     --set "rewards={\"runs/two_steps/controls.py:$1\": {\"weight\": 1.0, \"workers\": $WORKERS}}" \
     --set "evaluation.judges={\"ocr\": {\"weight\": 1.0, \"frames\": 1, \"workers\": $WORKERS}}"
 }
 keep() { # what is worth carrying of a run
+  [ ! -e "out/two_steps/$1.failed" ] || { FAILED=1; return 0; }
   mkdir -p "$OUT/$1"
   cp -r "out/two_steps/$1/metrics.csv" "out/two_steps/$1/previews" "out/two_steps/$1/run.yaml" "$OUT/$1/"
   $PYTHON runs/two_steps/adapters.py "out/two_steps/$1" --output "$OUT/$1/adapters"
 }
 
 $PYTHON runs/two_steps/prompts.py
-RUNS=()
+rm -f out/two_steps/*.failed
+RUNS=() FAILED=0
 case $PIECE in
 words)
   for kl in $KLS; do
@@ -40,6 +44,11 @@ clips)
   RUNS+=(clips)
   run clips clips.yaml --set "nft.kl=$KL" --set epochs=60 &
   ;;
+*)
+  echo "no such piece: $PIECE; words or clips"
+  exit 2
+  ;;
 esac
 wait
 for name in "${RUNS[@]}"; do keep "$name"; done
+exit "$FAILED"
